@@ -114,14 +114,12 @@ def read_reply(body: bytes, expected: int, limits: SandboxSettings) -> RunnerRep
         raise Malformed("error longer than agreed")
     if reply.p is not None and not 0 <= reply.p[0] <= reply.p[1] <= MAX_CALLS:
         raise Malformed("instructions out of range")
-    if reply.m is not None and not _plausible(reply.m):
+    about = reply.m
+    if about is not None and (len(about.cls) > MAX_CLASS or len(about.calls) > MAX_CALLS):
         raise Malformed("a program description larger than agreed")
+    if about is not None and not 0 <= (about.turns or 0) < MAX_TURNS:
+        raise Malformed("a number of turns out of range")
     return reply
-
-
-def _plausible(about: ProgramInfo) -> bool:
-    named = len(about.cls) <= MAX_CLASS and len(about.calls) <= MAX_CALLS
-    return named and (about.turns is None or 0 <= about.turns < MAX_TURNS)
 
 
 def read_value(text: str) -> Any:

@@ -54,9 +54,12 @@ def instance_bytes() -> int:
 def bounds() -> dict[str, int]:
     """Return how many instances each scarce resource of this host carries, by name."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    # free process ids of the kernel and of the control groups we are in
+    pids = [int(_read("/proc/sys/kernel/pid_max") or 32768)]
+    pids += [limit - used for _, limit, used in _limits("pids")]
     found = {
         "memory": memory_available() // 2 // instance_bytes(),
-        "processes": (min(_free_pids()) - _RESERVED_PIDS) // 2,
+        "processes": (min(pids) - _RESERVED_PIDS) // 2,
     }
     if files != resource.RLIM_INFINITY:
         found["open files"] = (files - _RESERVED_FILES) // 2
@@ -77,12 +80,6 @@ def _memory() -> Iterator[tuple[int, int]]:
         stat = _table(group / "memory.stat")
         # the kernel gives page cache back when memory is needed
         yield limit, max(0, limit - used + stat.get("file", 0) - stat.get("shmem", 0))
-
-
-def _free_pids() -> Iterator[int]:
-    """Yield the free process ids of the kernel and of the control groups we are in."""
-    yield int(_read("/proc/sys/kernel/pid_max") or 32768)
-    yield from (limit - used for _, limit, used in _limits("pids"))
 
 
 def _limits(controller: str) -> Iterator[tuple[Path, int, int]]:

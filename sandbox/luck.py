@@ -15,7 +15,7 @@ import random
 import re
 import string
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sandbox import actions
 from sandbox.errors import EnvFailure
@@ -91,7 +91,9 @@ async def play_luck(trial: Trial) -> None:
 
 async def _eliminate(trial: Trial, options: Sequence[str]) -> None:
     """Try the options in random orders, without looking, until the win rate is clear."""
-    varying = _varying(trial.first.values())
+    firsts = [set(_TOKEN.findall(first)) for first in trial.first.values()]
+    # the words that only some of the first observations hold
+    varying = set.union(*firsts) - set.intersection(*firsts)
     answers: dict[tuple[int, str], set[str]] = defaultdict(set)
     won, played = 0.0, 0
     for look in _LOOKS:
@@ -105,7 +107,8 @@ async def _eliminate(trial: Trial, options: Sequence[str]) -> None:
             for turn, (action, step) in enumerate(zip(transcript.actions, transcript.steps, strict=False)):
                 told = answers[turn, action]
                 if not step.done:
-                    told.add(_masked_text(step.observation, varying))
+                    tokens = _TOKEN.findall(step.observation)
+                    told.add("".join(token for token in tokens if token not in varying))
                 if len(told) > 1:
                     return
         low, high = interval(won, played)
@@ -198,13 +201,3 @@ def _options(answers: Sequence[str], firsts: dict[int, str]) -> list[str]:
     likely = [action for action in actions.plausible(first) if action.lstrip("-").isdecimal()]
     places = [likely.index(answer) for answer in answers if answer in likely]
     return likely[: max(places) + 1] if len(places) == len(answers) else []
-
-
-def _varying(firsts: Iterable[str]) -> set[str]:
-    """Return the words that only some of the first observations hold."""
-    sets = [set(_TOKEN.findall(first)) for first in firsts]
-    return set.union(*sets) - set.intersection(*sets)
-
-
-def _masked_text(text: str, varying: set[str]) -> str:
-    return "".join(token for token in _TOKEN.findall(text) if token not in varying)

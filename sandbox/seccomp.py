@@ -154,17 +154,12 @@ def _conditions() -> dict[str, list[Insn]]:
     }
 
 
-def _header(arch: Arch) -> list[Insn]:
-    head = [_load(4), _jump(_JEQ, arch.audit, 1, 0), _ret(KILL_PROCESS), _load(0)]
-    if arch.column == 0:
-        head += [_jump(_JGE, _X32, 0, 1), _ret(KILL_PROCESS)]
-    return head
-
-
 def policy(machine: str) -> bytes:
     """Return the filter for an instance as raw ``sock_filter`` records (8 bytes each)."""
     arch, conditions = ARCHES[machine], _conditions()
-    insns = _header(arch)
+    insns = [_load(4), _jump(_JEQ, arch.audit, 1, 0), _ret(KILL_PROCESS), _load(0)]
+    if arch.column == 0:
+        insns += [_jump(_JGE, _X32, 0, 1), _ret(KILL_PROCESS)]
     for name, number in _numbers(_BY_ARGUMENT, machine).items():
         insns += [_jump(_JEQ, number, 0, len(conditions[name])), *conditions[name]]
     # glibc falls back from clone3 to clone only on ENOSYS

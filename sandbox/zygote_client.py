@@ -198,7 +198,9 @@ class ZygoteClient:
         """
         if self.lost.is_set():
             return
-        self.reason = reason + self._last_words()
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        self.reason = reason + (f" ({lines[-1][:300]})" if lines else "")
         self.ready = False
         self._loop.remove_reader(self._control)
         self.lost.set()
@@ -212,11 +214,6 @@ class ZygoteClient:
             child.orphaned(self.reason)
         if not self._report.done():
             self._report.set_exception(SandboxUnavailable(f"zygote {self.index}: {self.reason}"))
-
-    def _last_words(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        return f" ({lines[-1][:300]})" if lines else ""
 
     def _kill(self) -> None:
         """Kill the inner process, and the outer one only when it does not see that and end by itself.

@@ -17,7 +17,12 @@ _PASSES = 4
 
 def dead_share(tree: ast.Module) -> tuple[float, list[str]]:
     """Return the share of the program's lines that are of no use, and the names that nothing reads."""
-    heirs = {id(part) for node in ast.walk(tree) if _is_heir(node) for part in ast.walk(node)}
+    heirs = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.bases
+        for part in ast.walk(node)
+    }
     kept = _names(part for part in ast.walk(tree) if id(part) in heirs)[1]
     dead: list[ast.stmt] = []
     names: set[str] = set()
@@ -51,10 +56,6 @@ def _names(nodes: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
             case _:
                 pass
     return loaded, stored
-
-
-def _is_heir(node: ast.AST) -> bool:
-    return isinstance(node, ast.ClassDef) and bool(node.bases)
 
 
 def _is_dead(node: ast.stmt, names: set[str]) -> bool:

@@ -97,7 +97,8 @@ class PromptWriter:
             if memory and not document:
                 memory.pop()
             elif document:
-                document = self._halve(document)
+                keep = len(self._chat.encode(document)) // 2
+                document = cut(document, keep, self._chat) if keep >= _SMALLEST_DOCUMENT else ""
             else:
                 raise SpadeError(
                     f"the design prompt takes {len(ids)} tokens and {self._room} are left beside the reply",
@@ -134,10 +135,6 @@ class PromptWriter:
             variant=brief.variant,
         )
         return list(self._chat.first(content))
-
-    def _halve(self, document: str) -> str:
-        keep = len(self._chat.encode(document)) // 2
-        return cut(document, keep, self._chat) if keep >= _SMALLEST_DOCUMENT else ""
 
 
 class PlainText:

@@ -66,7 +66,8 @@ def open_rounds(config: Config, state: CurriculumState, design: Design) -> list[
 
 def _plays(config: Config, state: CurriculumState, design: Design, round_: int) -> list[Command]:
     hints = round_ < state.cohorts[design.cohort].opens + config.curriculum.hinted_rounds
-    plays = new_plays(config, design, hints=hints)
+    hinted = config.curriculum.hinted_plays if hints and design.hint is not None else 0
+    plays = Plays([Play() for _ in range(config.curriculum.plays_per_round)], [Play() for _ in range(hinted)])
     design.rounds[round_] = plays
     state.tallies[round_].pending += len(plays.plain) + len(plays.hinted)
     return [Publish(request) for request in requests(config, design, round_)]
@@ -181,13 +182,6 @@ def requests(config: Config, design: Design, round_: int) -> Iterator[EpisodeReq
         for arm in ARMS:
             if index < len(plays.arm(arm)) and plays.arm(arm)[index].status is PlayStatus.PENDING:
                 yield request(config, design, round_, arm, index, plays.arm(arm)[index].attempt)
-
-
-def new_plays(config: Config, design: Design, *, hints: bool) -> Plays:
-    """Return the plays of a design in one round: hinted ones where hints are played, if it has one."""
-    settings = config.curriculum
-    hinted = settings.hinted_plays if hints and design.hint is not None else 0
-    return Plays([Play() for _ in range(settings.plays_per_round)], [Play() for _ in range(hinted)])
 
 
 def outstanding(config: Config, state: CurriculumState) -> list[Message]:
