@@ -485,6 +485,9 @@ class LearnerConfig(Table, frozen=True, kw_only=True):
     or with ``minibatches`` each on its own part; the clip range bounds the change of the policy
     (``docs/loss.md``).
 
+    ``router_replay`` trains a mixture of experts through the experts that the servers chose for each token
+    (``docs/full-scale.md``).
+
     ``supervised_mix`` weighs the negative log-likelihood of ``supervised_samples`` examples per batch:
     those of the warm start, or the run's own accepted designs (``supervised_source``).
     """
@@ -499,6 +502,7 @@ class LearnerConfig(Table, frozen=True, kw_only=True):
     importance_mode: ImportanceMode = "token_truncate"
     steps_per_batch: Count = 1
     minibatches: bool = False
+    router_replay: bool = False
     kl: NonNegative = 0.0
     entropy: NonNegative = 0.0
     train_hinted: bool = False

@@ -25,13 +25,15 @@ class Segment(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     ``tokens`` holds the ids with ``width`` bytes each: uint16 (2) or int32 (4). ``spans`` are the tokens that
     were sampled, in order; ``logprobs`` float32 holds the behaviour policy's log-probs of these, one after
-    the other.
+    the other. ``experts``, unless it is empty, holds those that each token but the last was routed to (layers
+    x top-k, uint8, or uint16 for more than 256 experts).
     """
 
     tokens: bytes
     logprobs: bytes
     spans: tuple[Span, ...]
     width: Literal[2, 4] = 4
+    experts: bytes = b""
 
     def __len__(self) -> int:
         """Return the number of tokens, sampled or not."""

@@ -101,6 +101,7 @@ class FixedLengthPool:
         key: str,
         stop_token_ids: Sequence[int],
         deadline: float | None = None,
+        experts_from: int | None = None,
     ) -> Completion:
         """Sample from the pool; see its ``generate``."""
         length = reply_length(sampling.max_tokens, self._spread, key, len(self.asked[key]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from numpy.typing import NDArray
 
 from bus.messages import Span
 from engine.errors import SpadeError
@@ -17,13 +19,15 @@ class Completion:
 
     ``tokens`` (T,) include the stop token when ``finish`` is ``stop``; ``logprobs`` (T,) are those of the
     behaviour policy at the temperature of the request; ``spans`` cover [0, T) without gap and carry the
-    version of the weights that sampled each token.
+    version of the weights that sampled each token. ``experts`` (positions, layers, top-k) are those of the
+    tokens of the context from the first one asked for to the last but one, where they were asked for.
     """
 
     tokens: list[int]
     logprobs: list[float]
     spans: tuple[Span, ...]
     finish: Finish
+    experts: NDArray[Any] | None = None
 
 
 class InferenceError(SpadeError):

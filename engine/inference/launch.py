@@ -36,6 +36,7 @@ _OWNED = {
     "headless": "`spade workers` starts it on the other hosts; this one listens.",
     "api-server-count": "The label of the weights and the pause belong to one API server.",
 }
+_RETURN_EXPERTS = "enable-return-routed-experts"
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM has kernels for these
 _SECRETS = ("SPADE_BUS_TOKEN",)
 _VALIDATE_SECONDS = 120.0
@@ -58,6 +59,8 @@ def flags(config: Config, model_path: Path, port: int, *, updates: bool = True) 
     found = _defaults(config, model_path, port)
     if config.adapters and updates:
         found |= _adapter_flags(config)
+    if config.learner.router_replay and updates:
+        found[_RETURN_EXPERTS] = True
     if config.adapters or not updates:
         found.pop("weight-transfer-config", None)
     own = arguments(config.server)
@@ -164,6 +167,13 @@ def check_args(config: Config, model_path: Path) -> None:
     seconds: vLLM is imported in a child process. Raises ConfigError with vLLM's own words, which name the
     flag; SpadeError when vLLM cannot be imported or does not answer.
     """
+    if config.learner.router_replay and on_cpu():
+        raise ConfigError(
+            "learner.router_replay = true: vLLM's CPU build returns no routed experts (its model runner that "
+            "does needs Triton)",
+            where="learner.router_replay",
+            remedy="Set it to false, or run the servers on GPUs.",
+        )
     words = flags(config, model_path, config.server.port or 1)
     program = [sys.executable, "-P", "-m", "engine.inference.launch"]
     try:

@@ -55,6 +55,7 @@ class _Request:
     stop_token_ids: Sequence[int]
     key: str
     end: float
+    experts_from: int | None
 
 
 @dataclass(eq=False)
@@ -73,7 +74,8 @@ class InferencePool:
     ``stuck_seconds`` a server is probed, and given up when a single token does not come within as long.
     ``max_lag`` bounds how many versions a server may be behind the one published last. With ``adapters``,
     the name of the run, requests name the adapter of the version that their server has announced last.
-    Servers that are not ``updated`` serve weights without a version label: a label raises Thawed.
+    Servers that are not ``updated`` serve weights without a version label: a label raises Thawed. With
+    ``router_replay`` they return the routed experts that are asked for.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class InferencePool:
         max_lag: int | None = None,
         adapters: str = "",
         updated: bool = True,
+        router_replay: bool = False,
     ) -> None:
+        self._router_replay = router_replay
         self._updated = updated
         self._request_seconds = request_seconds
         self._max_waiting = max_waiting
@@ -170,11 +174,13 @@ class InferencePool:
         key: str,
         stop_token_ids: Sequence[int],
         deadline: float | None = None,
+        experts_from: int | None = None,
     ) -> Completion:
         """Sample one continuation.
 
         ``key`` names the episode (same key, same server while it lasts); ``deadline`` is in seconds from now
-        and covers queueing and every move. No seed is sent: batching and updates make sampling
+        and covers queueing and every move. With router replay the answer has the experts of the tokens from
+        ``experts_from`` on (None: of none). No seed is sent: batching and updates make sampling
         irreproducible anyhow, one generator per request costs vLLM an eighth of its speed, and vLLM 0.32 on
         CPU dies when the prefill of a seeded request is split ("CPU Generator does not use offset").
 
@@ -183,7 +189,8 @@ class InferencePool:
         """
         seconds = self._request_seconds if deadline is None else deadline
         end = anyio.current_time() + seconds
-        request = _Request(prompt, sampling, stop_token_ids, key, end)
+        experts_from = experts_from if self._router_replay else None
+        request = _Request(prompt, sampling, stop_token_ids, key, end, experts_from)
         last: InferenceError | None = None
         failed: list[PooledServer] = []
         for attempt in range(_ATTEMPTS):
@@ -262,6 +269,7 @@ class InferencePool:
                     deadline=max(0.001, request.end - anyio.current_time()),
                     stop_token_ids=request.stop_token_ids,
                     salt=str(server.version),
+                    experts_from=request.experts_from,
                 )
                 if await self._acknowledged(server, found, request.end):
                     completion = found

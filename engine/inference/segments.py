@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bus.messages import Segment, Span
 from engine.inference.completion import Completion
@@ -28,6 +30,11 @@ class SegmentBuilder:
     def context(self) -> list[int]:
         """The ids the model sees next (a copy)."""
         return list(self._tokens)
+
+    @property
+    def routed(self) -> int:
+        """The number of tokens of the context whose experts are known; the next completion tells the rest."""
+        return sum(map(len, self._experts))
 
     def __len__(self) -> int:
         """Return the length of the context in tokens."""
@@ -53,6 +60,8 @@ class SegmentBuilder:
                 self._spans.append(Span(span.version, start, stop))
         self._tokens += completion.tokens
         self._logprobs += completion.logprobs
+        if completion.experts is not None:
+            self._experts.append(completion.experts)
         if completion.tokens:
             self._sampled_to = len(self._tokens)
 
@@ -68,18 +77,22 @@ class SegmentBuilder:
 
     def segments(self) -> tuple[Segment, ...]:
         """Return all segments that hold sampled tokens, each cut after its last sampled token."""
-        if not self._sampled_to:
+        if not (end := self._sampled_to):
             return self._closed
-        return (*self._closed, make_segment(self._tokens[: self._sampled_to], self._logprobs, self._spans))
+        experts = np.concatenate(self._experts)[: end - 1].tobytes() if self._experts else b""
+        return (*self._closed, make_segment(self._tokens[:end], self._logprobs, self._spans, experts))
 
     def _reset(self, ids: list[int]) -> None:
         self._tokens: list[int] = ids
         self._logprobs: list[float] = []
         self._spans = []
         self._sampled_to = 0
+        self._experts: list[NDArray[Any]] = []
 
 
-def make_segment(tokens: Sequence[int], logprobs: Sequence[float], spans: Iterable[Span]) -> Segment:
+def make_segment(
+    tokens: Sequence[int], logprobs: Sequence[float], spans: Iterable[Span], experts: bytes = b""
+) -> Segment:
     """Return a segment of ``tokens``; ``logprobs`` are those of the tokens in ``spans``, in order."""
     ids = np.asarray(tokens, dtype="<i4")
     small = not len(ids) or (ids.min() >= 0 and ids.max() <= np.iinfo(np.uint16).max)
@@ -88,6 +101,7 @@ def make_segment(tokens: Sequence[int], logprobs: Sequence[float], spans: Iterab
         logprobs=np.asarray(logprobs, dtype="<f4").tobytes(),
         spans=tuple(spans),
         width=2 if small else 4,
+        experts=experts,
     )
 
 

@@ -25,6 +25,7 @@ from engine.errors import ConfigError
 from engine.inference.completion import InferenceError, ServerGone, ServerRefused, ServerStuck
 from engine.inference.tokens import tokenizer_digest
 from engine.inference.vllm import VllmClient, open_session
+from engine.inference.vllm_schema import NoExperts
 
 _EXTERNAL_SECONDS = 5.0  # deadline of a question to an external server
 _TOKENS = 16
@@ -86,6 +87,11 @@ async def _check_external(client: VllmClient, config: Config) -> None:
             f"model.max_model_len = {config.model.max_model_len}.",
             remedy="Start it with --max-model-len, or lower model.max_model_len.",
         )
+    if config.learner.router_replay:
+        try:
+            await require_experts(client, deadline=_EXTERNAL_SECONDS)
+        except HandshakeRefused as error:
+            raise ConfigError(f"server.urls: {client.url}: {error.what}.", remedy=error.remedy) from error
     if config.adapters:
         return
     try:
@@ -95,6 +101,18 @@ async def _check_external(client: VllmClient, config: Config) -> None:
             f"server.urls: {client.url} does not let weights be loaded ({error.what}).",
             remedy="Start it with VLLM_SERVER_DEV_MODE=1 in its environment and the flags that "
             "`spade run RECIPE --dry-run` shows.",
+        ) from error
+
+
+async def require_experts(client: VllmClient, *, deadline: float) -> None:
+    """Check that the server returns routed experts. Raises HandshakeRefused; the client's errors."""
+    try:
+        await client.generate([0], SamplingConfig(max_tokens=1), deadline=deadline, experts_from=0)
+    except NoExperts as error:
+        raise HandshakeRefused(
+            "it returns no routed experts, and learner.router_replay = true replays them",
+            where=client.url,
+            remedy="Start it with --enable-return-routed-experts, or set learner.router_replay to false.",
         ) from error
 
 

@@ -66,14 +66,22 @@ class VllmClient:
         deadline: float,
         stop_token_ids: Sequence[int] = (),
         salt: str | None = None,
+        experts_from: int | None = None,
     ) -> Completion:
         """Sample one continuation of ``prompt``. ``deadline`` is in seconds from now.
+
+        With the experts of all tokens from ``experts_from`` on (None: without any).
 
         Raises ServerGone, ServerStuck or ServerRefused.
         """
         adapter = self.adapter
         body = vllm_schema.generate_body(
-            prompt, sampling, stop_token_ids=stop_token_ids, salt=salt, adapter=adapter
+            prompt,
+            sampling,
+            stop_token_ids=stop_token_ids,
+            salt=salt,
+            adapter=adapter,
+            experts_from=experts_from,
         )
         try:
             payload = await self._post(_GENERATE, deadline, body)
@@ -82,7 +90,13 @@ class VllmClient:
                 # The adapter was unloaded meanwhile, or the server restarted: not the request's own fault.
                 raise ServerGone(f"it does not know the adapter {adapter}", where=self.url) from error
             raise
-        return vllm_schema.completion(payload, self.url, longest=sampling.max_tokens, adapter=adapter)
+        return vllm_schema.completion(
+            payload,
+            self.url,
+            longest=sampling.max_tokens,
+            adapter=adapter,
+            experts_of=None if experts_from is None else len(prompt) - experts_from,
+        )
 
     async def prompt_logprobs(self, tokens: Sequence[int], *, deadline: float) -> list[float]:
         """Return the log-probs of ``tokens[1:]`` given their prefixes, at temperature 1 (len - 1,).

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from bus.messages import Span
 from engine.config import SamplingConfig
 from engine.inference.adapters import version_of
 from engine.inference.completion import Completion, Finish, ServerGone, ServerRefused
+
+
+class NoExperts(ServerGone):
+    """The server does not return routed experts."""
 
 
 class _Candidate(msgspec.Struct):
@@ -40,6 +48,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     weight_versions: list[_VersionSpan] | None = None
+    routed_experts: str | None = None
 
 
 class _PromptLogprob(msgspec.Struct):
@@ -67,8 +76,11 @@ def generate_body(
     stop_token_ids: Sequence[int],
     salt: str | None,
     adapter: str = "",
+    experts_from: int | None = None,
 ) -> bytes:
     """Return the request for one completion with log-probs, by the model with or without an ``adapter``.
+
+    A server that returns routed experts leaves out those of the first ``experts_from`` tokens.
 
     Only ``stop_token_ids`` end a completion. The model's own end-of-sequence ids are ignored unless they are
     among them, so both sides agree on the end of a turn.
@@ -83,6 +95,8 @@ def generate_body(
         "logprobs": 0,
         "detokenize": False,
     }
+    if experts_from is not None:
+        parameters["routed_experts_prompt_start"] = experts_from
     body: dict[str, object] = {"token_ids": prompt, "sampling_params": parameters}
     if salt is not None:
         body["cache_salt"] = salt
@@ -129,11 +143,19 @@ def table(payload: bytes, where: str) -> dict[str, Any]:
         raise ServerGone(f"unreadable answer: {error}: {payload[:200]!r}", where=where) from error
 
 
-def completion(payload: bytes, where: str, *, longest: int | None = None, adapter: str = "") -> Completion:
+def completion(
+    payload: bytes,
+    where: str,
+    *,
+    longest: int | None = None,
+    adapter: str = "",
+    experts_of: int | None = None,
+) -> Completion:
     """Parse and check an answer to ``generate_body`` of at most ``longest`` tokens.
 
     Tokens of an ``adapter``, which the answer must name, have the version in its name. The server's label is
-    that of the weights beneath it, which must not have changed.
+    that of the weights beneath it, which must not have changed. The experts of ``experts_of`` tokens of the
+    prompt were asked for, and of those that were sampled.
 
     Raises ServerGone when the answer is unusable (unreadable, aborted, log-probs or version spans missing or
     not fitting the tokens): another server may do better.
@@ -156,6 +178,9 @@ def completion(payload: bytes, where: str, *, longest: int | None = None, adapte
         logprobs=logprobs,
         spans=_spans(choice.weight_versions or [], len(tokens), where, adapter),
         finish=_finish(choice.finish_reason, where),
+        experts=None
+        if experts_of is None
+        else _experts(choice.routed_experts, experts_of + len(tokens) - 1, where),
     )
 
 
@@ -187,6 +212,21 @@ def _answer(payload: bytes, where: str) -> _Answer:
     if not answer.choices:
         raise ServerGone("the answer has no choice", where=where)
     return answer
+
+
+def _experts(encoded: str | None, positions: int, where: str) -> NDArray[Any]:
+    if encoded is None:
+        raise NoExperts("the answer has no routed experts", where=where)
+    try:
+        stream = io.BytesIO(base64.b64decode(encoded))
+        found: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)  # type: ignore[no-untyped-call]
+    except (ValueError, EOFError) as error:
+        raise ServerGone(f"its routed experts are unreadable: {error}", where=where) from error
+    if found.ndim != 3 or len(found) != positions or found.dtype not in (np.uint8, np.uint16):
+        raise ServerGone(
+            f"its routed experts are {found.dtype} {found.shape} for {positions} tokens", where=where
+        )
+    return found
 
 
 def _finish(reason: str | None, where: str) -> Finish:

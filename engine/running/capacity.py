@@ -6,6 +6,7 @@ the constants below (``docs/full-scale.md`` says where they come from).
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -156,9 +157,22 @@ def learner_of(config: Config, shape: Shape, processes: int | None = None) -> Fo
 
 
 def require_fitting(config: Config, shape: Shape | None) -> None:
-    """Check that the parts of this host fit on the card that the recipe names. Raises ConfigError."""
+    """Check that a play fits into a message and this host's parts on the card that the recipe names.
+
+    Raises ConfigError.
+    """
+    if shape is None:
+        return
+    play = config.agent.context_tokens * (SAMPLE_BYTES + shape.routed) / (1 << 20)
+    if config.learner.router_replay and play > config.bus.max_payload_mb:
+        raise ConfigError(
+            f"A play of agent.context_tokens = {config.agent.context_tokens} with its experts takes up to "
+            f"{math.ceil(play)} MB, and bus.max_payload_mb is {config.bus.max_payload_mb}",
+            where="bus.max_payload_mb",
+            remedy="Raise it, or shorten plays.",
+        )
     card = CARDS.get(config.run.card)
-    if card is None or shape is None:
+    if card is None:
         return
     learner = config.learner
     known = not learner.launch or placement.shards(config)  # a launch of one's own may shard in other ways
@@ -339,10 +353,8 @@ def _disk(config: Config, shape: Shape, work: Work) -> Iterator[str]:
     written = _size(bool(disk.versions) * disk.version + disk.checkpoint / every)
     yield f"disk       {written} per round; at most {_size(disk.most)} at a time:"
     yield f"           {versions}{disk.checkpoints} checkpoints of {_size(disk.checkpoint)}"
-    made, room = (
-        work.positions * SAMPLE_BYTES,
-        FULL_SHARE * STREAMS["SAMPLE"].share * config.bus.store_gb * GIB,
-    )
+    made = work.positions * (SAMPLE_BYTES + shape.routed * config.learner.router_replay)
+    room = FULL_SHARE * STREAMS["SAMPLE"].share * config.bus.store_gb * GIB
     yield (
         f"bus        {_size(made)} of samples per round, {_size(2 * every * made)} in {2 * every} rounds, "
         f"two intervals of checkpoints; room for {_size(room)}"

@@ -1,6 +1,6 @@
 """Checks, before a run starts, that its model can be trained, published and exported.
 
-Runs as ``python -m engine.running.model_check MODEL LORA`` (the ``[learner.lora]`` table as JSON) in its own
+Runs as ``python -m engine.running.model_check MODEL LEARNER`` (the ``[learner]`` table as JSON) in its own
 process, which ends with status 2 and prints the fault as JSON: torch stays out of the caller.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.config import LoraConfig
+from engine.config import LearnerConfig
 from engine.errors import ConfigError, SpadeError
 from engine.weights import store
 
@@ -32,12 +32,12 @@ class _ModelFault(msgspec.Struct):
     remedy: str
 
 
-def check(model: Path, lora: LoraConfig) -> None:
+def check(model: Path, learner: LearnerConfig) -> None:
     """Check the model in ``model`` in a child process. Raises ConfigError with what does not work."""
     command = [sys.executable, "-P", "-m", "engine.running.model_check", str(model)]
     try:
         result = subprocess.run(
-            [*command, msgspec.json.encode(lora).decode()],
+            [*command, msgspec.json.encode(learner).decode()],
             capture_output=True,
             text=True,
             timeout=_SECONDS,
@@ -55,15 +55,19 @@ def check(model: Path, lora: LoraConfig) -> None:
         raise ConfigError(f"The model cannot be loaded: {last}", where=str(model), remedy=_REMEDY)
 
 
-def check_here(model: Path, lora: LoraConfig) -> None:
+def check_here(model: Path, learner: LearnerConfig) -> None:
     """Check the model in ``model`` in this process. Raises ConfigError."""
     from engine.training import lora as adapters
     from engine.training.export import write_beside
-    from engine.training.parameters import published_shapes
+    from engine.training.parameters import published, without_memory
+    from engine.training.router_replay import routes_of
 
     try:
-        require_same_names(model, published_shapes(model))
-        adapters.check(model, lora)
+        policy = without_memory(model)
+        require_same_names(model, {name: tuple(tensor.shape) for name, tensor in published(policy)})
+        if learner.router_replay:
+            routes_of(policy)
+        adapters.check(model, learner.lora)
         with tempfile.TemporaryDirectory() as scratch:
             write_beside(model, Path(scratch))
     except (OSError, ValueError) as error:
@@ -84,10 +88,10 @@ def require_same_names(model: Path, published: Mapping[str, tuple[int, ...]]) ->
         ) from fault
 
 
-def main(model: str, lora: str) -> int:
+def main(model: str, learner: str) -> int:
     """Check, print the fault, return the exit status."""
     try:
-        check_here(Path(model), msgspec.json.decode(lora, type=LoraConfig))
+        check_here(Path(model), msgspec.json.decode(learner, type=LearnerConfig))
     except SpadeError as fault:
         print(msgspec.json.encode(_ModelFault(fault.what, fault.where, fault.remedy)).decode())
         return _FAULT

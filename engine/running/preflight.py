@@ -241,11 +241,12 @@ async def check_policy(config: Config, model: Path) -> None:
     if "learner" not in config.run.roles:
         return
     files = await anyio.to_thread.run_sync(_listing, model)
-    lora = config.learner.lora
-    words = [str(model), files, msgspec.structs.asdict(lora), metadata.version("transformers")]
+    learner = config.learner
+    asked = [msgspec.structs.asdict(learner.lora), learner.router_replay]
+    words = [str(model), files, asked, metadata.version("transformers")]
     stamp = _stamp("models", words)
     if not stamp.exists():
-        await anyio.to_thread.run_sync(model_check.check, model, lora)
+        await anyio.to_thread.run_sync(model_check.check, model, learner)
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
 

@@ -116,6 +116,7 @@ async def services(
                 request_seconds=config.server.request_seconds,
                 max_lag=max(config.learner.agent.max_staleness, config.learner.designer.max_staleness),
                 adapters=config.run.name if config.adapters else "",
+                router_replay=config.learner.router_replay,
             )
             shared["pool"] = pool
             tasks.start_soon(pool.watch, bus)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bus.messages import Role
 from engine.config import RoleTraining
-from engine.training.samples import CreditedSample, arrays, trained_tokens
+from engine.training.samples import CreditedSample, Routes, arrays, trained_tokens
 
 KINDS = ("agent", "designer", "supervised")
 MicroBatch = dict[str, torch.Tensor]
@@ -30,7 +30,8 @@ MicroBatch = dict[str, torch.Tensor]
 an index into ``KINDS``; ``temperature`` float64 (B,), the same in all rows; and, for the token at position
 t + 1, ``mask`` bool, ``behaviour`` (log-probs),
 ``advantages`` and ``weights`` float32, all (B, T - 1). ``mask`` has holes where tokens were not sampled. When
-several steps are taken on the batch, ``proximal`` holds the log-probs at its start, like ``behaviour``."""
+several steps are taken on the batch, ``proximal`` holds the log-probs at its start, like ``behaviour``. With
+router replay ``experts`` int16 (B, T, layers, top-k) are those to be replayed, -1 for the trainer's own."""
 
 
 class Example(NamedTuple):
@@ -54,6 +55,7 @@ class Row(NamedTuple):
     advantage: float
     weight: float
     temperature: float = 1.0
+    experts: NDArray[np.int16] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,13 @@ def policy_rows(
     training: Mapping[Role, RoleTraining],
     size: float,
     temperatures: Mapping[Role, float] | None = None,
+    routes: Routes | None = None,
 ) -> list[Row]:
     """Return one row a segment with a sampled token.
 
     A sample's token mean runs over all its segments. ``temperatures`` are those that the roles sample at (1
-    without them). B is ``size``, at least the number of samples here,
-    which matters only when a quota carried samples over from an earlier round.
+    without them), ``routes`` the sizes of the experts that are replayed. B is ``size``, at least the number
+    of samples here, which matters only when a quota carried samples over from an earlier round.
     """
     denominator = max(size, len(samples))
     rows: list[Row] = []
@@ -121,7 +124,9 @@ def policy_rows(
             if mask.any():
                 name = f"{sample.sample}/{index:04d}"
                 kind = KINDS.index(sample.role)
-                rows.append(Row(name, kind, tokens, mask, logprobs, advantage, weight, temperature))
+                experts = None if routes is None else routes.read(segment)
+                row = Row(name, kind, tokens, mask, logprobs, advantage, weight, temperature, experts)
+                rows.append(row)
     return rows
 
 
@@ -210,7 +215,7 @@ def collate(rows: Sequence[Row], padding: int) -> MicroBatch:
     advantage = np.array([[row.advantage] for row in rows], dtype=np.float32)
     weight = np.array([[row.weight] for row in rows], dtype=np.float32)
     shifted = mask[:, 1:]
-    return {
+    micro = {
         "input_ids": torch.from_numpy(tokens),
         "attention_mask": torch.from_numpy(present),
         "kind": torch.tensor([row.kind for row in rows], dtype=torch.int64),
@@ -220,3 +225,11 @@ def collate(rows: Sequence[Row], padding: int) -> MicroBatch:
         "advantages": torch.from_numpy(advantage * shifted),
         "weights": torch.from_numpy(weight * shifted),
     }
+    shape = next((row.experts.shape[1:] for row in rows if row.experts is not None), None)
+    if shape is not None:
+        experts = np.full((count, length, *shape), -1, dtype=np.int16)
+        for index, row in enumerate(rows):
+            if row.experts is not None:
+                experts[index, : len(row.tokens)] = row.experts
+        micro["experts"] = torch.from_numpy(experts)
+    return micro

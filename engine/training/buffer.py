@@ -17,7 +17,16 @@ import msgspec
 from bus.messages import Credit, EpisodeSample, Role, RoundClosed
 from engine.config import RoleTraining
 from engine.lineage import Lineage, Version
-from engine.training.samples import CreditedSample, Lengths, Sampled, age, fault, trained_tokens, versions
+from engine.training.samples import (
+    CreditedSample,
+    Lengths,
+    Routes,
+    Sampled,
+    age,
+    fault,
+    trained_tokens,
+    versions,
+)
 
 ROLES: tuple[Role, ...] = ("agent", "designer")
 
@@ -77,10 +86,11 @@ class BufferState(msgspec.Struct, frozen=True):
 class Buffer:
     """Holds samples until they are credited and their round closes.
 
-    ``vocabulary`` bounds the token ids. ``capacity`` bounds the credited samples held of each role: beyond it
-    one is dropped as ``quota``, the oldest, which is the next to become stale, or that with the smallest
-    advantage, as the role's ``priority`` says. A credited sample has exactly one terminal state: trained, or
-    dropped as ``stale``, ``quota``, ``malformed`` or ``lost``. One that gets no credit by the close of its
+    ``vocabulary`` bounds the token ids, ``routes`` the experts that are replayed. ``capacity`` bounds the
+    credited samples held of each role: beyond it one is dropped as ``quota``, the oldest, which is the next
+    to become stale, or that with the smallest advantage, as the role's ``priority`` says. A credited sample
+    has exactly one terminal state: trained, or dropped as ``stale``, ``quota``, ``malformed`` or ``lost``.
+    One that gets no credit by the close of its
     round, or of the batch of its cohort, leaves and is counted as ``uncredited``; one that arrives after that
     as ``late``. So a closed round alone refuses a second effect, and a repeated delivery changes nothing.
     """
@@ -90,12 +100,13 @@ class Buffer:
         limits: Mapping[Role, RoleTraining],
         *,
         vocabulary: int,
+        routes: Routes | None = None,
         capacity: int = 65536,
         state: BufferState | None = None,
     ) -> None:
         state = state or BufferState()
         self._limits = limits
-        self._vocabulary = vocabulary
+        self._vocabulary, self._routes = vocabulary, routes
         self._capacity = capacity
         self._uncredited: dict[str, UncreditedSample] = {}
         self._held: dict[Role, dict[str, BufferedSample]] = {role: {} for role in ROLES}
@@ -125,7 +136,7 @@ class Buffer:
             return cause
         if sample.role == "designer":
             self._lengths.note("generated", "designer", trained_tokens(sample))
-        cause = fault(sample, self._vocabulary)
+        cause = fault(sample, self._vocabulary, self._routes)
         self._uncredited[name] = UncreditedSample(sequence, sample, cause)
         return cause
 
@@ -135,7 +146,7 @@ class Buffer:
         if not found and kept.credit is not None:
             self._drop(kept.sample, "lost")
         elif sample is not None and found:
-            waiting = UncreditedSample(kept.sequence, sample, fault(sample, self._vocabulary))
+            waiting = UncreditedSample(kept.sequence, sample, fault(sample, self._vocabulary, self._routes))
             if kept.credit is None:
                 self._uncredited[kept.sample] = waiting
             else:

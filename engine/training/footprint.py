@@ -74,6 +74,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         idle = self.num_experts - self.num_experts_per_tok if self.num_experts else 0
         return self.num_hidden_layers * (self.layer - idle * self.expert) + self.vocab_size * self.hidden_size
 
+    @property
+    def routed(self) -> int:
+        """Bytes of the experts that a token is routed to."""
+        return self.num_hidden_layers * self.num_experts_per_tok * (1 if self.num_experts <= 256 else 2)
+
     def adapted(self, rank: int) -> int:
         """Parameters of adapters of ``rank`` on every linear layer; fused experts have none."""
         attention = 3 * self.hidden_size + 2 * self.query + 2 * self.keys + self.hidden_size

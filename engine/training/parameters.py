@@ -101,15 +101,14 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-def published_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of what :func:`published` would yield for the model in ``directory``.
+def without_memory(directory: Path) -> Any:
+    """Return the model in ``directory`` with tensors that have shapes only.
 
-    The model is built without memory. Raises OSError, ValueError for one that transformers does not know.
+    Raises OSError, ValueError for one that transformers does not know.
     """
     with torch.device("meta"):
         settings = AutoConfig.from_pretrained(directory, local_files_only=True)
-        model = AutoModelForCausalLM.from_config(settings)
-    return {name: tuple(tensor.shape) for name, tensor in published(model)}
+        return AutoModelForCausalLM.from_config(settings)
 
 
 def layer_of(name: str) -> str:

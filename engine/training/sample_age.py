@@ -21,7 +21,7 @@ _DIGEST_BYTES = 16
 _SHAPING = (
     *("agent", "designer", "optimizer", "lora", "clip_low", "clip_high", "importance_cap", "importance_mode"),
     *("steps_per_batch", "minibatches", "kl", "entropy", "supervised_mix", "supervised_samples"),
-    *("supervised_source", "precision", "trl"),
+    *("supervised_source", "precision", "router_replay", "trl"),
 )
 
 

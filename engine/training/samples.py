@@ -50,6 +50,27 @@ def arrays(segment: Segment) -> Arrays:
     return Arrays(tokens, mask, logprobs)
 
 
+class Routes(NamedTuple):
+    """What servers tell of the routing of a token: ``top_k`` of ``experts`` in each of ``layers``."""
+
+    layers: int
+    top_k: int
+    experts: int
+
+    def read(self, segment: Segment) -> NDArray[np.int16]:
+        """Return the experts of the tokens of ``segment`` (T, layers, top_k); -1 where none are recorded.
+
+        Raises ValueError when they do not fit.
+        """
+        found = np.full((len(segment), self.layers, self.top_k), -1, dtype=np.int16)
+        if segment.experts:
+            recorded = np.frombuffer(segment.experts, "<u1" if self.experts <= 256 else "<u2")
+            found[:-1] = recorded.reshape(len(segment) - 1, self.layers, self.top_k)
+            if found.max(initial=0) >= self.experts:
+                raise ValueError(f"expert {found.max()} of {self.experts}")
+        return found
+
+
 def versions(sample: Sampled | CreditedSample) -> frozenset[Version]:
     """Return every policy version that sampled a token of ``sample`` (invariant I2)."""
     return frozenset(Version.unpack(span.version) for segment in sample.segments for span in segment.spans)
@@ -65,16 +86,18 @@ def trained_tokens(sample: Sampled | CreditedSample) -> int:
     return sum(segment.sampled for segment in sample.segments)
 
 
-def fault(sample: Sampled, vocabulary: int) -> str | None:
+def fault(sample: Sampled, vocabulary: int, routes: Routes | None = None) -> str | None:
     """Return why ``sample`` cannot be trained on, or None.
 
     ``"empty"`` has no sampled token. ``"malformed"`` has spans that overlap or do not fit the arrays, a
     token outside ``[0, vocabulary)``, a sampled first token (nothing predicts it), or a log-prob that is not
-    a finite number of at most 0.
+    a finite number of at most 0, or experts that do not fit ``routes``.
     """
     for segment in sample.segments:
         try:
             tokens, mask, logprobs = arrays(segment)
+            if routes is not None:
+                routes.read(segment)
         except ValueError:
             return "malformed"
         sampled = logprobs[mask]

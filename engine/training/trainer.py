@@ -59,6 +59,7 @@ from engine.training.parameters import (
     whole,
 )
 from engine.training.ranks import Ranks
+from engine.training.router_replay import RouterReplay, routes_of
 from engine.weights import tensor_file
 
 # Parts that stay unused would import scikit-learn, scipy (half a second) and vLLM (seconds, 180 MB).
@@ -129,7 +130,16 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             if model is not None:
                 model = model.get_base_model() if is_peft_model(model) else model
                 _take_temperature(model, in_fp32=self.args.cast_lm_head_to_fp32)
+        self._replay: RouterReplay | None = None
         self._writers: list[Background] = []
+
+    def replay_routing(self) -> None:
+        """Train through the experts in the batches from now on. Raises ConfigError for a dense model."""
+        routes_of(self.model)
+        self._replay = RouterReplay()
+        for model in (self.model, self.ref_model):
+            if model is not None:
+                self._replay.add(model)
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -170,7 +180,8 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             self.accelerator.gradient_state._set_sync_gradients(last)
             # Gradients of sharded weights are reduced at once: all of them would not fit on one rank.
             at_once = last or is_sharded(self.model)
-            with contextlib.nullcontext() if at_once else self.accelerator.no_sync(model):
+            synced = contextlib.nullcontext() if at_once else self.accelerator.no_sync(model)
+            with synced, self._replaying(micro):
                 total += super().training_step(model, micro, num_items_in_batch)
             if part == 0 and len(batch.schedule) > 1:
                 micro["proximal"] = self._logps
@@ -190,7 +201,13 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._sums.zero_()
         for index in sorted(set(range(len(batch.micro_batches))) - set(batch.schedule[0])):
             micro = batch.micro_batches[index]
-            micro["proximal"], _ = self._log_probs(model, self._prepare_inputs(micro), entropy=False)
+            with self._replaying(micro):
+                micro["proximal"], _ = self._log_probs(model, self._prepare_inputs(micro), entropy=False)
+
+    def _replaying(self, micro: MicroBatch) -> contextlib.AbstractContextManager[None]:
+        if self._replay is None:
+            return contextlib.nullcontext()
+        return self._replay.replaying(micro, self.accelerator.device)
 
     def compute_loss(
         self,
@@ -203,7 +220,8 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
         The ranks' gradients are averaged, so a share of the loss counts as often as there are ranks.
         """
-        logps, entropies = self._log_probs(model, inputs)
+        with self._replay.counting() if self._replay is not None else contextlib.nullcontext():
+            logps, entropies = self._log_probs(model, inputs)
         self._logps = logps.detach()
         loss, sums = objective_loss(
             inputs, logps, entropies, self._objective, reference=self._reference(inputs)
@@ -342,6 +360,10 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             "optimizer_steps": float(steps),
             "tokens_per_second": batch.tokens * batch.passes / seconds,
         }
+        if self._replay is not None:
+            differ, compared = self._ranks.total(self._replay.counts).tolist()
+            values["router_mismatch"] = differ / max(compared, 1.0)
+            self._replay.counts.zero_()
         for name, value in values.items():
             if name != "loss":
                 self._metrics["train"][name].append(value)
@@ -468,6 +490,8 @@ def build(
             callbacks=[_StepCallback(feed, ranks)],
         )
     lora.require_mergeable(trainer.model)
+    if learner.router_replay:
+        trainer.replay_routing()
     _require_launch(trainer, ranks)
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -192,6 +192,10 @@ def _learner(batches: Sequence[Row]) -> list[Row | None]:
             ("Entropy of the policy", {"entropy": "entropy"}),
             ("Gradient norm", {"grad_norm": "norm"}),
             ("Learning rate", {"learning_rate": "rate"}),
+            (
+                "Trainer against server",
+                {"ratio_deviation": "deviation of ratios", "router_mismatch": "other experts"},
+            ),
             ("Importance ratio: KL and clipping", {"kl": "KL", "clip_fraction": "clipped share"}),
         )
     ]

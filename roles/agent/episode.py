@@ -303,6 +303,7 @@ class Player:
             sampling=sampling,
             key=request.episode,
             stop_token_ids=self._chat.stop_token_ids,
+            experts_from=context.segments.routed,
         )
         self.replies += 1
         context.segments.completion(completion)

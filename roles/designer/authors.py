@@ -85,7 +85,11 @@ class TokenAuthor:
     async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> DesignReply:
         """Sample one reply to ``prompt``. Raises InferenceError."""
         completion = await self._source.generate(
-            prompt, sampling=self._sampling, key=key, stop_token_ids=self._chat.stop_token_ids
+            prompt,
+            sampling=self._sampling,
+            key=key,
+            stop_token_ids=self._chat.stop_token_ids,
+            experts_from=0,
         )
         segments = SegmentBuilder()
         segments.prompt(prompt)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from engine.training.command_queue import CommandQueue
     from engine.training.ranks import Ranks
     from engine.training.sample_age import SampleAges
+    from engine.training.samples import Routes
     from engine.training.session import Session
     from engine.training.supervised import DesignArchive
     from engine.training.trainer import PolicyTrainer
@@ -87,6 +88,7 @@ class LearnerRole(Role):
         self._announced: BatchTrained | None = None
         self._canary: tuple[int, ...] = ()
         self._vocabulary_size, self._tokenizer = 0, ""
+        self._routes: Routes | None = None
         self._examples: tuple[Example, ...] = ()
         self._archive: DesignArchive | None = None
         self._settled = False  # the trainer's weights are those of the announced version
@@ -202,8 +204,8 @@ class LearnerRole(Role):
 
         async with flat_task_group() as tasks:
             tasks.start_soon(anyio.to_thread.run_sync, search)  # while the trainer is built
-            self._canary, self._vocabulary_size = await self._in_thread(
-                self._vocabulary, "start of the trainer"
+            self._canary, self._vocabulary_size, self._routes = await self._in_thread(
+                self._sizes, "start of the trainer"
             )
         (checkpoint,) = found
         published = await self._published()
@@ -215,7 +217,9 @@ class LearnerRole(Role):
             step = state.version.step * self._settings.steps_per_batch  # TRL counts optimiser steps
             path = str(checkpoint.path)
             await self._in_thread(lambda: self._trainer.load(path, step), "checkpoint")
-        self._buffer = Buffer(self._training, vocabulary=self._vocabulary_size, state=state.buffer)
+        self._buffer = Buffer(
+            self._training, vocabulary=self._vocabulary_size, routes=self._routes, state=state.buffer
+        )
         await self._restore(state.buffer.kept)
         self._cursor, self._announced = state.cursor, state.announced
         if self._settings.supervised_mix and self._settings.supervised_source == "accepted":
@@ -374,7 +378,7 @@ class LearnerRole(Role):
             "agent": self.config.agent.sampling.temperature,
             "designer": self.config.designer.sampling.temperature,
         }
-        rows = policy_rows(selection.samples, self._training, size, sampling)
+        rows = policy_rows(selection.samples, self._training, size, sampling, self._routes)
         if self._examples:
             seed, step = self.config.run.seed, self._version.step
             examples = draw(self._examples, settings.supervised_samples, seed=seed, step=step)
@@ -472,10 +476,13 @@ class LearnerRole(Role):
     async def _beside(self, function: Callable[[], T], what: str) -> T:
         return await self._session.beside(function, seconds=self._settings.step_seconds, what=what)
 
-    def _vocabulary(self) -> tuple[tuple[int, ...], int]:
+    def _sizes(self) -> tuple[tuple[int, ...], int, Routes | None]:
+        from engine.training.router_replay import routes_of
         from engine.training.trainer import canary_tokens
 
-        return canary_tokens(self._trainer), int(self._trainer.model.config.get_text_config().vocab_size)
+        model = self._trainer.model
+        routes = routes_of(model) if self._settings.router_replay else None
+        return canary_tokens(self._trainer), int(model.config.get_text_config().vocab_size), routes
 
     def _dtype(self) -> torch.dtype | None:
         import torch

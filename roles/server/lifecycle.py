@@ -16,7 +16,7 @@ from engine.config import Config
 from engine.errors import SpadeError
 from engine.inference.completion import InferenceError
 from engine.inference.process import Ended, ServerFailed
-from engine.inference.server_checks import HandshakeRefused, examine, handshake
+from engine.inference.server_checks import HandshakeRefused, examine, handshake, require_experts
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.inference.vllm_schema import UNLABELLED
 from engine.lineage import Version
@@ -378,6 +378,8 @@ class ServerLifecycle:
         if not self._examined:
             await self._examine(client, policy)
         try:
+            if self._config.learner.router_replay:
+                await require_experts(client, deadline=CONTROL_SECONDS)
             result = await handshake(
                 client,
                 policy,

@@ -33,6 +33,7 @@ from nano_runs import facts as facts_of
 from scenes import plugins
 
 from bus.messages import EpisodeFinished, Message, PolicyPublished, RoundSummary
+from engine.training.time_shares import PREFIX
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -116,6 +117,7 @@ async def test_interrupt_kill_and_resume(
     assert facts["max_staleness_seen"] <= 8
     page = (tmp_path / "nano" / "report.html").read_text()
     assert "Vendi score" in page
+    assert "Shares of the time of a round" in page
     assert len(environments(tmp_path)) == facts["environments_accepted"]
 
     messages = [message for _, message in await facts_of(tmp_path)]
@@ -123,6 +125,10 @@ async def test_interrupt_kill_and_resume(
     assert sum(len(one.trained) for one in batches) > 0
     assert trained_twice(batches) == []
     assert [one.round for one in batches] == list(range(STEPS + 1))
+    times = [[share for name, share in one.metrics.items() if name.startswith(PREFIX)] for one in batches]
+    told = [sum(shares) for shares in times if shares]  # one that is announced again after a stop has none
+    assert told == pytest.approx([1.0] * len(told))
+    assert len(told) >= STEPS // 2
     weights: dict[int, set[str]] = {}
     for one in messages:
         if isinstance(one, PolicyPublished):

@@ -27,6 +27,20 @@ async def test_completion_carries_tokens_logprobs_and_the_servers_version() -> N
     assert body["sampling_params"]["stop_token_ids"] == [STOP]
 
 
+async def test_routed_experts_are_asked_for_where_they_are_replayed() -> None:
+    async with fake_vllm(experts=(2, 4)) as fake:
+        for replay in (False, True):
+            async with new_pool(router_replay=replay) as pool:
+                pool.apply(serving(fake))
+                found = await ask(pool, experts_from=1)
+                plain = await ask(pool)
+            assert (found.experts is not None) == replay
+            assert plain.experts is None
+        asked = [body["sampling_params"].get("routed_experts_prompt_start") for body in fake.bodies]
+    assert asked == [None, None, 1, None]
+    assert found.experts[:, 0, 0].tolist() == [(1 + place) % 4 for place in range(len(found.experts))]
+
+
 async def test_no_traffic_before_a_server_serves() -> None:
     async with fake_vllm() as fake, new_pool() as pool:
         with pytest.raises(InferenceUnavailable, match="0 of 0"):

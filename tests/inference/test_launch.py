@@ -84,6 +84,17 @@ PASSED = {
 }
 
 
+def test_routed_experts_are_returned_where_they_are_replayed(on_cpu: bool, tmp_path: Path) -> None:
+    plain = config()
+    replaying = msgspec.structs.replace(plain, learner=LearnerConfig(router_replay=True))
+    assert "enable-return-routed-experts" not in flags(command(plain, MODEL, 1))
+    assert flags(command(replaying, MODEL, 1))["enable-return-routed-experts"] is None
+    assert "enable-return-routed-experts" not in flags(command(replaying, MODEL, 1, updates=False))
+    if on_cpu:
+        with pytest.raises(ConfigError, match=r"router_replay.*CPU build returns no routed experts"):
+            check_args(replaying, tmp_path / "later")
+
+
 def test_parallelism_quantisation_and_adapters_pass_through(on_cpu: bool) -> None:
     for spelled in (PASSED, {name.replace("-", "_"): value for name, value in PASSED.items()}):
         found = flags(command(config(args=spelled), MODEL, 1))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenes.fake_vllm import fake_vllm, policy
 
-from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
+from engine.config import Config, LearnerConfig, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.errors import ConfigError
 from engine.inference.completion import ServerGone
 from engine.inference.server_checks import (
@@ -22,6 +22,7 @@ from engine.inference.server_checks import (
     check_external_servers,
     examine,
     handshake,
+    require_experts,
     tempered_logprob,
 )
 from engine.inference.tokens import tokenizer_digest
@@ -183,6 +184,18 @@ async def test_a_context_that_is_too_short_is_told_with_both_figures() -> None:
     async with fake_vllm(context=512) as server:
         with pytest.raises(ConfigError, match=r"takes 512 tokens.*max_model_len = 1024"):
             await check_external_servers(recipe(server.url))
+
+
+async def test_a_server_that_returns_no_experts_is_refused_before_the_run_and_at_the_handshake() -> None:
+    async with fake_vllm() as server, open_session() as session:
+        replaying = msgspec.structs.replace(recipe(server.url), learner=LearnerConfig(router_replay=True))
+        with pytest.raises(ConfigError, match=r"no routed experts.*--enable-return-routed-experts"):
+            await check_external_servers(replaying)
+        with pytest.raises(HandshakeRefused, match="no routed experts"):
+            await require_experts(VllmClient(server.url, session), deadline=5.0)
+        server.experts = (2, 4)
+        await check_external_servers(replaying)
+        await require_experts(VllmClient(server.url, session), deadline=5.0)
 
 
 async def test_a_server_whose_weights_nobody_may_load_is_told_the_variable() -> None:

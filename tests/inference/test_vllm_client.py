@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 
 import anyio
 import msgspec
+import numpy as np
 import pytest
 from scenes.fake_vllm import fake_vllm
 
@@ -64,6 +67,35 @@ def test_bad_answers_are_named(changes: dict, says: str) -> None:
     """All are the server's fault: another may know better."""
     with pytest.raises(ServerGone, match=says):
         vllm_schema.completion(answer(**changes), "here")
+
+
+def test_experts_are_asked_for_and_read_as_vllm_encodes_them() -> None:
+    """Those of the tokens from the first one asked for to the last but one, as vLLM's ``numpy2base64``."""
+    body = json.loads(
+        vllm_schema.generate_body([1, 2, 3], SamplingConfig(), stop_token_ids=(), salt=None, experts_from=1)
+    )
+    assert body["sampling_params"]["routed_experts_prompt_start"] == 1
+    plain = vllm_schema.generate_body([1], SamplingConfig(), stop_token_ids=(), salt=None)
+    assert b"routed_experts" not in plain
+
+    rows = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)  # two of the prompt, one of two that were sampled
+    (choice,) = json.loads(answer())["choices"]
+    given = json.dumps({"choices": [choice | {"routed_experts": npy(rows)}]}).encode()
+    found = vllm_schema.completion(given, "here", experts_of=2)
+    np.testing.assert_array_equal(found.experts, rows)
+    assert vllm_schema.completion(given, "here").experts is None
+    with pytest.raises(vllm_schema.NoExperts, match="no routed experts"):
+        vllm_schema.completion(answer(), "here", experts_of=2)
+    for bad in (npy(rows[1:]), npy(rows.astype(np.int32)), npy(rows.reshape(3, 4)), "AAAA", "?"):
+        damaged = json.dumps({"choices": [choice | {"routed_experts": bad}]}).encode()
+        with pytest.raises(ServerGone, match="routed experts are"):
+            vllm_schema.completion(damaged, "here", experts_of=2)
+
+
+def npy(array: np.ndarray) -> str:
+    with io.BytesIO() as stream:
+        np.save(stream, array, allow_pickle=False)
+        return base64.b64encode(stream.getvalue()).decode()
 
 
 def test_more_tokens_than_were_asked_for_are_no_answer() -> None:

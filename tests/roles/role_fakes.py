@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
+import numpy as np
 import structlog
 from scenes.memory_bus import MemoryBus
 
@@ -67,14 +69,17 @@ Script = Callable[[str, int], str | Exception]
 
 
 class FakePool:
-    """Answers with ``script(visible text, call number)``; remembers the prompts it was given."""
+    """Answers with ``script(visible text, call number)``; remembers the prompts it was given.
+
+    When it is ``routed`` a token's one expert, in one layer, is its id modulo 8.
+    """
 
     def __init__(self, script: Script, *, version: int = 0) -> None:
         self.script, self.version, self.limit = script, version, 64
         self.calls: list[dict[str, Any]] = []
         self.busy = self.most_busy = 0
         self.gate: anyio.Event | None = None
-        self.stop = STOP
+        self.stop, self.routed = STOP, False
         self._chat = FakeChat()
 
     def statistics(self) -> dict[str, float]:
@@ -91,6 +96,7 @@ class FakePool:
         key: str,
         stop_token_ids: Sequence[int],
         deadline: float | None = None,
+        experts_from: int | None = None,
     ) -> Completion:
         self.busy += 1
         self.most_busy = max(self.busy, self.most_busy)
@@ -98,9 +104,16 @@ class FakePool:
             if self.gate is not None:
                 await self.gate.wait()
             await anyio.lowlevel.checkpoint()
-            return self._answer(prompt, sampling, key)
+            return self._with_experts(self._answer(prompt, sampling, key), prompt, experts_from)
         finally:
             self.busy -= 1
+
+    def _with_experts(self, found: Completion, prompt: Sequence[int], first: int | None) -> Completion:
+        if not self.routed or first is None:
+            return found
+        context = [*prompt, *found.tokens][first:-1]
+        rows = np.array([[[token % 8]] for token in context], np.uint8)
+        return dataclasses.replace(found, experts=rows)
 
     def _answer(self, prompt: Sequence[int], sampling: SamplingConfig, key: str) -> Completion:
         self.calls.append({"prompt": list(prompt), "sampling": sampling, "key": key})

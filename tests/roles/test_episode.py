@@ -143,6 +143,20 @@ async def test_a_template_that_rewrites_history_opens_segments() -> None:
     assert pool.calls[2]["prompt"].count(USER) == 3
 
 
+@pytest.mark.parametrize("rewrites", [False, True])
+async def test_the_experts_of_each_token_travel_with_it(rewrites: bool) -> None:
+    """Each is asked for once: after the first turn of a context those that are known are left out."""
+    player, pool = make_player(chat=FakeChat(rewrites=rewrites))
+    pool.routed = True
+    played = await player.play(make_request())
+    assert len(played.segments) == (len(pool.calls) if rewrites else 1)
+    assert len(pool.calls) > 1
+    routes = samples.Routes(layers=1, top_k=1, experts=8)
+    for segment in played.segments:
+        tokens = samples.arrays(segment).tokens
+        assert routes.read(segment)[:, 0, 0].tolist() == [*(tokens[:-1] % 8).tolist(), -1]
+
+
 async def test_a_turn_that_another_stop_token_ended_is_closed_as_the_template_does() -> None:
     player, pool = make_player()
     pool.stop = OTHER_STOP

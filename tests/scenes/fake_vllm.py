@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
+import io
 import json
 import tempfile
 from collections import Counter
@@ -44,6 +46,7 @@ class FakeVllm:
     between two tokens the server may be paused and loaded. ``journal`` (url, route) may be shared. ``named``
     holds all adapters that were ever loaded; ``engines`` data-parallel engines have checksums, those numbered
     in ``stale_engines`` of the weights of the start; ``claims`` is the adapter that answers name, if any.
+    With ``experts`` (layers, top-k) it returns routed experts: those of position p are all p modulo 4.
     """
 
     url: str = ""
@@ -69,6 +72,7 @@ class FakeVllm:
     adapted: dict[str, str] = field(default_factory=dict)
     named: list[str] = field(default_factory=list)
     claims: str = ""
+    experts: tuple[int, int] | None = None
     vocabulary: int = 64
     context: int = 1 << 20
     root: str = ""
@@ -316,6 +320,14 @@ class FakeVllm:
             "weight_versions": spans,
             "logprobs": {"content": content},
         }
+        if self.experts is not None:
+            positions = range(
+                parameters.get("routed_experts_prompt_start", 0), len(body["token_ids"]) + count - 1
+            )
+            routed = np.array([np.full(self.experts, position % 4) for position in positions], np.uint8)
+            with io.BytesIO() as stream:
+                np.save(stream, routed, allow_pickle=False)
+                choice["routed_experts"] = base64.b64encode(stream.getvalue()).decode()
         return {"model": self.claims or body.get("model"), "prompt_logprobs": rows, "choices": [choice]}
 
     def _candidates(

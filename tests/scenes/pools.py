@@ -34,11 +34,12 @@ def new_pool(**settings: Any) -> InferencePool:
     return InferencePool(**{"max_concurrency": 16, "request_seconds": 15.0, "stuck_seconds": 0.2, **settings})
 
 
-async def ask(pool: InferencePool, key: str = "e", deadline: float | None = None) -> Completion:
+async def ask(pool: InferencePool, key: str = "e", deadline: float | None = None, **more: Any) -> Completion:
     return await pool.generate(
         [1, 2, 3],
         sampling=SamplingConfig(max_tokens=8),
         key=key,
         stop_token_ids=[STOP],
         deadline=deadline,
+        **more,
     )

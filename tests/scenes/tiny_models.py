@@ -16,6 +16,7 @@ _COMMON = {
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
 _SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 32},
+    "gemma3_text": {"head_dim": 32},
     "qwen3": {"head_dim": 32, "tie_word_embeddings": True},
     "qwen3_moe": {"head_dim": 32, "num_experts": 4, "moe_intermediate_size": 32, **_EXPERTS},
     "mixtral": {"num_local_experts": 4, "router_jitter_noise": 0.1, **_EXPERTS},
@@ -33,7 +34,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "gpt2": {},
 }  # fmt: skip
 ARCHITECTURES = tuple(name for name in _SETTINGS if name != "gpt2")
-MIXTURES = ARCHITECTURES[2:]
+MIXTURES = ARCHITECTURES[3:]
 
 
 def write_model(directory: Path, architecture: str, *, vocabulary: int = 64, **settings: Any) -> Path:

@@ -18,7 +18,7 @@ from engine.config import LearnerConfig, LoraConfig, OptimizerConfig, RoleTraini
 from engine.errors import ConfigError
 from engine.running.model_check import check, check_here, require_same_names
 from engine.training.batch import Batch, build, policy_rows
-from engine.training.parameters import published, published_shapes
+from engine.training.parameters import published, without_memory
 from engine.weights import store
 from engine.weights.store import TensorInfo
 
@@ -37,7 +37,7 @@ def test_two_updates_equal_the_file_of_save_pretrained(
     architecture: str, start: Callable[..., Any], tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model", architecture)
-    check_here(model, LoraConfig())
+    check_here(model, LearnerConfig())
     before: dict[str, torch.Tensor] = {}
     with start(LearnerConfig(optimizer=OPTIMIZER), model=model) as running:
         for step in (1, 2):
@@ -66,7 +66,7 @@ def test_names_in_memory_are_not_those_of_the_files(architecture: str, tmp_path:
     from transformers import AutoModelForCausalLM
 
     model = write_model(tmp_path, architecture)
-    shapes = published_shapes(model)
+    shapes = {name: tuple(one.shape) for name, one in published(without_memory(model))}
     assert shapes == {name: info.shape for name, info in store.checkpoint(model).items()}
     memory = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     if architecture != "granitemoe":  # its files are fused as well
@@ -90,7 +90,7 @@ def test_files_of_another_model_are_refused_at_the_start(fault: str, tmp_path: P
     save_file(file, model / "model.safetensors", metadata={"format": "pt"})
     words = {"a tensor more": "missing", "a tensor less": "unknown", "another shape": "other shape"}
     with pytest.raises(ConfigError, match=rf"{words[fault]} \['model"):
-        check_here(model, LoraConfig())
+        check_here(model, LearnerConfig())
 
 
 def test_files_beside_the_model_and_layers_of_prediction_heads_do_not_count(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_files_beside_the_model_and_layers_of_prediction_heads_do_not_count(tmp_
     file = load_file(model / "model.safetensors")
     file["model.layers.2.eh_proj.weight"] = torch.zeros(2)  # one layer beyond the last
     save_file(file, model / "model.safetensors", metadata={"format": "pt"})
-    check_here(model, LoraConfig())
+    check_here(model, LearnerConfig())
 
 
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
@@ -113,10 +113,10 @@ def test_adapters_on_experts_are_refused_and_on_attention_merged(
 
     model = write_model(tmp_path / "model", architecture)
     with pytest.raises(ConfigError, match="no linear layers") as caught:
-        check_here(model, LoraConfig(rank=4))
+        check_here(model, LearnerConfig(lora=LoraConfig(rank=4)))
     targets = tuple(json.loads(caught.value.remedy.partition("targets = ")[2].rstrip(".")))
     learner = LearnerConfig(optimizer=OPTIMIZER, lora=LoraConfig(rank=4, alpha=8.0, targets=targets))
-    check_here(model, learner.lora)
+    check_here(model, learner)
     tokens = tuple(range(3, 40))
     with start(learner, model=model) as running:
         for step in (1, 2):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from scenes.network import network
+from scenes.tiny_models import write_model
 
 from engine import placement
 from engine.config import Config, LaunchConfig, ModelConfig, RunConfig
@@ -224,9 +225,10 @@ def test_sharded_ranks_keep_log_probs_and_gradients_in_float32(policy: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_sharded_ranks_publish_the_file_of_one(policy: Path, tmp_path: Path):
-    """Rank 0 holds its part and at most one layer of what is gathered."""
-    job = {"learner": LEARNER, "policy": str(policy), "publishes": True, "batches": []}
+def test_sharded_ranks_publish_the_file_of_one(tmp_path: Path):
+    """A mixture of experts; rank 0 holds its part and at most one layer of what is gathered."""
+    mixture = write_model(tmp_path / "model", "qwen3_moe")
+    job = {"learner": LEARNER, "policy": str(mixture), "publishes": True, "batches": []}
     (one,), (two,) = (
         run({**job, "sharded": ranks > 1, "home": str(tmp_path / name)}, tmp_path / name, ranks)["looks"][:1]
         for name, ranks in (("one", 1), ("two", 2))

@@ -5,12 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from learner_fakes import sample
+from scenes import vllm_experts
 from scenes.tiny_models import write_model
 
-from engine.config import Config, ModelConfig, RunConfig, SamplingConfig
+from engine.config import (
+    Config,
+    LearnerConfig,
+    ModelConfig,
+    RoleTraining,
+    RunConfig,
+    SamplingConfig,
+    ServerConfig,
+)
 from engine.inference.process import serve
+from engine.inference.segments import SegmentBuilder
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
+from engine.training.samples import CreditedSample
 from engine.weights import store
 from engine.weights.loaders import FileLoader
 from engine.weights.update import update
@@ -28,10 +40,19 @@ async def test_a_mixture_of_experts_takes_two_updates(architecture: str, tmp_pat
     from transformers import AutoModelForCausalLM
 
     from engine.training.parameters import published
+    from engine.training.router_replay import routers
 
     folder = write_model(tmp_path / "model", architecture, vocabulary=128)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    config = Config(run=RunConfig(name="e2e"), model=ModelConfig(path=str(folder), max_model_len=256))
+    config = Config(
+        run=RunConfig(name="e2e"),
+        model=ModelConfig(path=str(folder), max_model_len=256),
+        server=ServerConfig(
+            args={"no-async-scheduling": True},
+            environment={"PYTHONPATH": str(vllm_experts.install(tmp_path / "plugin"))},
+        ),
+        learner=LearnerConfig(router_replay=True),
+    )
     async with (
         open_session() as session,
         serve(config, folder, index=0, log_path=tmp_path / "vllm.log", session=session) as process,
@@ -44,6 +65,8 @@ async def test_a_mixture_of_experts_takes_two_updates(architecture: str, tmp_pat
                     chosen = torch.rand(parameter.shape, generator=generator) < 0.05
                     chosen.view(-1)[0] = True
                     parameter[chosen] += 0.3 if step % 2 else -0.3
+            for _, router in routers(model):  # near a tie, where roundings would decide
+                router.weight.data *= 0.02
             release = store.publish(tmp_path / "weights", Version(0, step), dict(published(model)))
             policy = announcement(model, Version(0, step), release, range(3, 67))
             updated = await update(
@@ -52,3 +75,45 @@ async def test_a_mixture_of_experts_takes_two_updates(architecture: str, tmp_pat
             assert (updated.attempts, updated.canary_error < 2e-4) == (1, True)
             completion = await client.generate([5, 6, 7], SamplingConfig(max_tokens=4), deadline=60.0)
             assert [span.version for span in completion.spans] == [policy.version]
+        plays = [await _play(client, turns) for turns in (1, 2, 2)]
+    _replay(model, plays)
+
+
+async def _play(client: VllmClient, turns: int) -> CreditedSample:
+    """A play after a prompt that all share, with the experts of each token, as the agent has it."""
+    builder = SegmentBuilder()
+    builder.prompt(range(70))
+    for turn in range(turns):
+        builder.prompt([5, turn])
+        builder.completion(
+            await client.generate(
+                builder.context, SamplingConfig(max_tokens=6), deadline=60.0, experts_from=builder.routed
+            )
+        )
+    return sample(f"play-{turns}", segments=builder.segments())
+
+
+@torch.no_grad()
+def _replay(model: torch.nn.Module, plays: list[CreditedSample]) -> None:
+    """The server's experts are the model's own; with other routers they give its log-probs all the same."""
+    from engine.training.batch import collate, policy_rows
+    from engine.training.router_replay import RouterReplay, routers, routes_of
+
+    rows = policy_rows(plays, {"agent": RoleTraining()}, 3, routes=routes_of(model))
+    micro, replay = collate(rows, padding=0), RouterReplay()
+    replay.add(model)
+
+    def error(micro: dict[str, torch.Tensor]) -> float:
+        with replay.replaying(micro, torch.device("cpu")), replay.counting():
+            logits = model(input_ids=micro["input_ids"], attention_mask=micro["attention_mask"]).logits
+        logps = torch.log_softmax(logits[:, :-1], -1).gather(-1, micro["input_ids"][:, 1:, None])[..., 0]
+        return float((logps - micro["behaviour"])[micro["mask"]].abs().max())
+
+    assert error(micro) < 1e-3
+    assert replay.counts.tolist() == [0.0, 2 * sum(len(row.tokens) - 1 for row in rows)]
+    torch.manual_seed(1)
+    for _, router in routers(model):
+        router.weight += 0.2 * router.weight.std() * torch.randn(router.weight.shape)
+    replayed, own = error(micro), error(micro | {"experts": torch.full_like(micro["experts"], -1)})
+    assert replay.counts[0] > 0
+    assert replayed < own / 3
