@@ -118,7 +118,7 @@ async def at_work(
     sandbox: SandboxPool,
     tmp_path: Path,
     *,
-    seconds: float = 10.0,
+    seconds: float = 60.0,
     max_tokens: int = 210_000,
 ) -> AsyncIterator[World]:
     chat = FakeChat()
@@ -207,7 +207,7 @@ async def test_a_reply_that_was_cut_is_no_program(kind: str, sandbox: SandboxPoo
 async def test_a_passing_fault_costs_nothing_but_time(
     kind: str, fault: Behaviour, sandbox: SandboxPool, tmp_path: Path
 ) -> None:
-    seconds = 0.2 if isinstance(fault, Hang) else 10.0
+    seconds = 0.2 if isinstance(fault, Hang) else 60.0
     async with at_work(kind, first(fault, 2), sandbox, tmp_path, seconds=seconds) as world:
         (ready,) = await world.facts(ticket(attempts=1))
     assert isinstance(ready, EnvironmentReady), ready
@@ -218,7 +218,7 @@ async def test_a_passing_fault_costs_nothing_but_time(
 async def test_a_lasting_fault_is_infrastructure_and_the_run_goes_on(
     fault: Behaviour, sandbox: SandboxPool, tmp_path: Path
 ) -> None:
-    seconds = 0.05 if isinstance(fault, Hang) else 10.0
+    seconds = 0.05 if isinstance(fault, Hang) else 60.0
     script = first(fault, 2 * work_loop.ATTEMPTS)
     async with at_work("external", script, sandbox, tmp_path, seconds=seconds) as world:
         (failed,) = await world.facts(ticket("d1", attempts=1))
