@@ -67,7 +67,7 @@ def test_right_trajectories_are_rewarded(domain: str, every: int, capsys: pytest
     with capsys.disabled():
         print(f"\ntau2 {domain}: {right} of {len(played)} right, {empty} empty trajectories are rewarded")
     assert right == len(played)
-    assert empty / len(played) <= MOST_EMPTY[domain]
+    assert empty / len(played) <= (MOST_EMPTY[domain] if every == 1 else 0.5)
 
 
 def calls(*made: tuple[str, dict[str, Any]]) -> str:
