@@ -107,7 +107,7 @@ class FileLoader(WeightLoader):
         load_seconds: float,
         turn: Turn | None = None,
     ) -> float:
-        """Check the file, wait for the turn, load."""
+        """Check the file, wait for the turn, pause, load, label and resume."""
         root, _ = await client.model()
         async with self._fetching:
             path = await self._fetch(policy, Path(root) if root else None)
@@ -115,7 +115,23 @@ class FileLoader(WeightLoader):
             await turn()
             if not path.is_file():
                 raise UpdateRefused("the published weights are gone", where=str(path))
-        return await _load(client, policy, path, cache, load_seconds)
+        with anyio.CancelScope(shield=True):
+            # Bounded by its deadlines. A cancellation waits, so that no half-loaded server stays behind.
+            await _open(client)
+            started = time.perf_counter()
+            try:
+                await client.pause(clear_cache=cache == "recompute")
+            except InferenceError:
+                await _close(client)
+                await client.resume()
+                raise
+            try:
+                await client.update_weights({"path": str(path)}, deadline=load_seconds)
+                await client.finish_update(policy.version)
+                await client.resume()
+            except InferenceError as error:
+                raise ServerBroken(f"loading new weights failed: {error.what}", where=client.url) from error
+        return time.perf_counter() - started
 
     async def _fetch(self, policy: PolicyPublished, model: Path | None) -> Path:
         """Return the local file of ``policy`` after its check, once for all servers of the same ``model``.
@@ -216,29 +232,6 @@ class NcclLoader(WeightLoader):
     async def overtaken(self, client: VllmClient, policy: PolicyPublished) -> bool:
         """Return whether the server carries a newer version: the learner writes before it announces."""
         return await client.version() > policy.version
-
-
-async def _load(
-    client: VllmClient, policy: PolicyPublished, path: Path, cache: Cache, seconds: float
-) -> float:
-    """Pause, load, label and resume. Return the seconds of the pause."""
-    with anyio.CancelScope(shield=True):
-        # Bounded by its deadlines. A cancellation waits, so that no half-loaded server stays behind.
-        await _open(client)
-        started = time.perf_counter()
-        try:
-            await client.pause(clear_cache=cache == "recompute")
-        except InferenceError:
-            await _close(client)
-            await client.resume()
-            raise
-        try:
-            await client.update_weights({"path": str(path)}, deadline=seconds)
-            await client.finish_update(policy.version)
-            await client.resume()
-        except InferenceError as error:
-            raise ServerBroken(f"loading new weights failed: {error.what}", where=client.url) from error
-    return time.perf_counter() - started
 
 
 async def _open(client: VllmClient) -> None:

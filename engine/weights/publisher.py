@@ -102,7 +102,7 @@ class FilePublisher(Publisher):
         """Copy the weights of ``policy``; they are written behind the training, by each rank its part."""
         write = partial(policy.write_weights, dtype=dtype)
         finish = store.begin(self._directory, version, write, keep=self._keep, name=self._file_name)
-        return lambda: self._named(version, finish())
+        return (lambda: self._on_bus(version, finish())) if self._bus else finish
 
     def release(
         self, version: Version, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None
@@ -117,12 +117,10 @@ class FilePublisher(Publisher):
             name=self._file_name,
             metadata=self._metadata,
         )
-        return self._named(version, release)
+        return self._on_bus(version, release) if self._bus else release
 
-    def _named(self, version: Version, release: Release) -> Release:
-        """Return ``release``, with ``bus`` as an object on the bus."""
-        if not self._bus:
-            return release
+    def _on_bus(self, version: Version, release: Release) -> Release:
+        """Return ``release`` as an object on the bus."""
         name = f"weights.whole.{version.fence}-{version.step}"
         return replace(release, uri=f"{BUS_SCHEME}:{name}", name=name, file=store.local_path(release.uri))
 
