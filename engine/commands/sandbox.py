@@ -89,7 +89,12 @@ def run(
 
 @app.command()
 def validate(
-    files: Annotated[list[Path], typer.Argument(help="Programs, or models' replies.", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Programs or models' replies: files, directories, - for input.", show_default=False
+        ),
+    ],
     as_json: AsJson = False,
     strict: Annotated[
         bool, typer.Option(help="Reject exceptions on meaningless actions, and degenerate programs.")
@@ -102,7 +107,8 @@ def validate(
 
     from engine.text import clean
 
-    sources = {file: _source(file) for file in files}
+    found = (sorted(path.glob("*.py")) if path.is_dir() else [path] for path in files)
+    sources = {file: _source(file) for several in found for file in several}
     verdicts = sandboxed(_verdicts, sources, _settings(recipe), strict, max_turns)
     rejected = [file for file, verdict in verdicts.items() if not verdict.ok]
     if as_json:
@@ -112,8 +118,8 @@ def validate(
         print(json.dumps(rows, indent=2), flush=True)
     else:
         print(clean("\n\n".join(_judged(file, verdict) for file, verdict in verdicts.items())), flush=True)
-        if len(files) > 1:
-            print(f"\n{len(files) - len(rejected)} of {len(files)} accepted", flush=True)
+        if len(sources) > 1:
+            print(f"\n{len(sources) - len(rejected)} of {len(sources)} accepted", flush=True)
     if rejected:
         sys.exit(1)
 
@@ -153,7 +159,7 @@ def _source(file: Path) -> str:
     from sandbox import extract
 
     try:
-        text = file.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(

@@ -207,6 +207,14 @@ class TestValidate:
         for part in ("levers.py: accepted", "LeverEnv, max_turns 4", "wins", "random", "degenerate  no"):
             assert part in result.stdout
 
+    def test_a_directory_and_the_input(self, spade: Spade) -> None:
+        Path("programs").mkdir()
+        written("programs/broken.py", BROKEN)
+        result = spade("sandbox", "validate", "programs", "-", stdin="no program")
+        assert result.returncode == 1
+        for part in ("programs/broken.py: rejected at rung", "-: rejected at rung", "0 of 2 accepted"):
+            assert part in result.stdout
+
     @pytest.mark.slow
     def test_several_in_json(self, spade: Spade) -> None:
         files = {"a.py": LEVERS, "b.txt": REPLY, "c.py": BROKEN, "d.py": ""}
