@@ -42,6 +42,7 @@ STORY = {
     "learner/max_staleness": 1.0,
     "held_out/mid": 0.51,
     "plays/tokens": 6.0,
+    "plays/tokens_per_second": 6.0,
     "rejected/parse": 1.0,
 }
 """Figures that the first round of :func:`database` must show."""
