@@ -106,7 +106,7 @@ def farewell(found: RunDirectory) -> str:
     facts = about(found, state)
     name = found.root.name if found.root.parent == Path("runs").resolve() else found.root
     lines = [
-        f"{_rounds(facts, state)} rounds, {state.episodes_finished:,} episodes, "
+        f"{state.rounds} of {facts['steps']} rounds, {state.episodes_finished:,} episodes, "
         f"{state.environments_accepted:,} environments; {duration(facts['elapsed_seconds'])} since the start."
     ]
     lines += [
