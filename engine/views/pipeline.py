@@ -51,15 +51,10 @@ def edges(connection: sqlite3.Connection, state: RunStatus) -> list[dict[str, An
         if times and target != "evaluator":
             rate = (len(times) - 1) / max(now - min(times), 1e-3)
         found.append(
-            {
-                "name": name,
-                "source": source,
-                "target": target,
-                "depth": depth[name],
-                "per_minute": None if rate is None else 60 * rate,
-                "age": max(now - max(times), 0.0) if times else None,
-            }
-        )
+            {"name": name, "source": source, "target": target, "depth": depth[name],
+             "per_minute": None if rate is None else 60 * rate,
+             "age": max(now - max(times), 0.0) if times else None}
+        )  # fmt: skip
     return found
 
 
