@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from engine.evals.records import Sample
@@ -34,17 +35,15 @@ def score(samples: Sequence[Sample], version: int) -> Score:
         raise ValueError("an evaluation without episodes has no score")
     returns = [sample.score for sample in samples]
     count = len(returns)
-    mean = math.fsum(returns) / count
-    spread = math.fsum((value - mean) ** 2 for value in returns)
     families: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
         families[sample.group].append(sample.score)
     versions = [sample.versions for sample in samples if sample.versions] or [(version, version)]
     return Score(
         episodes=count,
-        win=mean,
-        stderr=math.sqrt(spread / (count - 1) / count) if count > 1 else 0.0,
-        by_family={name: math.fsum(values) / len(values) for name, values in sorted(families.items())},
+        win=fmean(returns),
+        stderr=stdev(returns) / math.sqrt(count) if count > 1 else 0.0,
+        by_family={name: fmean(values) for name, values in sorted(families.items())},
         low=min(low for low, _ in versions),
         high=max(high for _, high in versions),
     )
