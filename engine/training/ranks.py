@@ -185,7 +185,7 @@ def _split(micro_batches: Sequence[MicroBatch], ranks: int) -> tuple[list[list[M
 
 def blank(micro: MicroBatch) -> MicroBatch:
     """Return the first row of ``micro`` without weight in the loss: its gradient is zero, of full shape."""
-    row = {name: tensor[:1].clone() for name, tensor in micro.items()}
+    row = {name: tensor[:1].clone() for name, tensor in micro.items() if name != "experts"}
     return {name: torch.zeros_like(row[name]) if name in _CARRIES_LOSS else row[name] for name in row}
 
 

@@ -14,6 +14,7 @@ import pytest
 import structlog
 from learner_fakes import VOCABULARY, make_policy, random_samples, round_of, sample, sampled, segment
 from learner_scene import Killed, Scene
+from scenes.tiny_models import write_model
 from structlog.testing import capture_logs
 
 from bus.messages import BatchTrained, EvaluationFinished, PolicyPublished
@@ -483,6 +484,21 @@ async def test_versions_count_batches_and_the_archive_outlives_a_restart(world: 
     assert [batch.metrics["supervised_tokens"] for batch in (first, second, third)] == [0, learned, learned]
     versions = [Version.unpack(one.version) for one in await world.events(PolicyPublished)]
     assert versions[-1] == Version(0, 3)
+
+
+async def test_experts_of_samples_are_replayed_and_those_that_do_not_fit_are_dropped(tmp_path: Path):
+    world = World(write_model(tmp_path / "model", "qwen3_moe"), tmp_path)  # two layers, two of four experts
+    samples = random_samples(3, seed=1)
+    for number, row in enumerate((b"\0\1\2\3", b"\0\1\2\4")):
+        (part,) = samples[number].segments
+        routed = msgspec.structs.replace(part, experts=row * (len(part) - 1))
+        samples[number] = samples[number]._replace(segments=(routed,))
+    async with world.running(world.role(world.config(router_replay=True))):
+        await world.send(*round_of(0, samples, final=True))
+        batch = await world.until(lambda batch: batch.final)
+    assert batch.agent_samples == 2
+    assert [cause for _, cause in batch.dropped] == ["malformed"]
+    assert 0 < batch.metrics["router_mismatch"] <= 1
 
 
 async def test_adapters_are_announced_and_a_restart_gives_them_other_names(

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 from learner_fakes import VOCABULARY, random_samples
+from msgspec.structs import replace
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -30,6 +31,7 @@ from engine.training.checkpoint import LearnerState
 from engine.training.command_queue import Call, CommandQueue, RankCommands, Step
 from engine.training.rank_worker import TrainerPlan, follow, lead
 from engine.training.ranks import Ranks
+from engine.training.samples import Routes
 from engine.weights import tensor_file
 from engine.weights.store import file_digest
 
@@ -37,10 +39,21 @@ ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTrain
 TOKENS = tuple(range(3, 40, 3))
 
 
-def batch(seed: int, *, rows: int, bound: int, steps: int) -> Batch:
+def batch(seed: int, *, rows: int, bound: int, steps: int, routed: bool = False) -> Batch:
     samples = [*random_samples(rows, seed=seed), *random_samples(1, seed=50 + seed, role="designer")]
+    routes = Routes(layers=2, top_k=2, experts=4) if routed else None
+    if routed:
+        samples = [
+            one._replace(
+                segments=tuple(replace(part, experts=b"\0\1\2\3" * (len(part) - 1)) for part in one.segments)
+            )
+            for one in samples
+        ]
     return build(
-        policy_rows(samples, ROLES, 18), micro_batch_tokens=bound, padding=VOCABULARY - 2, steps=steps
+        policy_rows(samples, ROLES, 18, routes=routes),
+        micro_batch_tokens=bound,
+        padding=VOCABULARY - 2,
+        steps=steps,
     )
 
 

@@ -225,14 +225,22 @@ def test_sharded_ranks_keep_log_probs_and_gradients_in_float32(policy: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_sharded_ranks_publish_the_file_of_one(tmp_path: Path):
-    """A mixture of experts; rank 0 holds its part and at most one layer of what is gathered."""
+def test_sharded_ranks_publish_the_file_of_one_and_replay_the_same_experts(tmp_path: Path):
+    """Rank 0 holds its part and at most one layer of what is gathered."""
     mixture = write_model(tmp_path / "model", "qwen3_moe")
-    job = {"learner": LEARNER, "policy": str(mixture), "publishes": True, "batches": []}
-    (one,), (two,) = (
-        run({**job, "sharded": ranks > 1, "home": str(tmp_path / name)}, tmp_path / name, ranks)["looks"][:1]
+    job = {
+        "learner": {**LEARNER, "router_replay": True, "gradient_checkpointing": True},
+        "policy": str(mixture),
+        "publishes": True,
+        "batches": [{**BATCHES[0], "routed": True}],
+    }
+    alone, together = (
+        run({**job, "sharded": ranks > 1, "home": str(tmp_path / name)}, tmp_path / name, ranks)
         for name, ranks in (("one", 1), ("two", 2))
     )
+    one, two = alone["looks"][0], together["looks"][0]
+    assert 0 < together["metrics"][0]["router_mismatch"] == alone["metrics"][0]["router_mismatch"] < 1
+    compare({**together, "looks": together["looks"][1:]}, {**alone, "looks": alone["looks"][1:]})
     assert two["digest"] == one["digest"]
     sizes: dict[str, int] = defaultdict(int)
     for name, found in header(tmp_path / "two" / "published").items():
