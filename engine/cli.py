@@ -155,13 +155,19 @@ def status(
     check: Annotated[
         bool, typer.Option("--check", help="Status 1 for a run that stopped early or has a silent role.")
     ] = False,
+    as_metrics: Annotated[bool, typer.Option("--metrics", help="Print a text file for Prometheus.")] = False,
     directory: Directory = Path("runs"),
 ) -> None:
     """Show the progress of a run, during the run and after it."""
     from engine.views import overview
 
     shown = overview.read(run or run_option, directory)
-    print(shown.json() if as_json else shown.text())
+    if as_metrics:
+        from engine.views.watch import metrics
+
+        print(metrics(shown.facts["run"], shown.state), end="")
+    else:
+        print(shown.json() if as_json else shown.text())
     if check and not shown.healthy:
         raise typer.Exit(1)
 

@@ -97,6 +97,7 @@ def test_status_reads_a_run_named_by_an_argument_or_an_option(
         assert result.returncode == 0
         assert "toy (complete)" in result.stdout
         assert "held-out mid" in result.stdout
+    assert 'spade_step{run="toy"} 2' in spade("status", "--metrics").stdout.splitlines()
 
 
 def test_a_check_fails_for_a_run_that_stopped(spade: Spade, finished_run: RunDirectory) -> None:
