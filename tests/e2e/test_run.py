@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -46,7 +47,12 @@ SETTINGS = (
     "curriculum.environments=8",
     "learner.designer.scope=global",
     'evaluator.suites=[{name="mid", source="seeds:mid", episodes=12}]',
+    'run.trackers=["tensorboard", "trackio"]',
 )
+TRACKED = {
+    *("round/plain", "round/hinted", "round/difficulty", "round/valid", "scores/regret", "held_out/mid"),
+    *("learner/loss", "learner/entropy", "learner/grad_norm", "plays/tokens_per_second"),
+}
 
 
 def environments(directory: Path) -> list[dict[str, Any]]:
@@ -70,6 +76,16 @@ async def until(
             await anyio.sleep(0.3)
 
 
+def tracked(directory: Path) -> tuple[set[str], set[str]]:
+    """Return the names of the figures that TensorBoard and trackio got."""
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    boards = EventMultiplexer().AddRunsFromDirectory(str(directory / "nano" / "tensorboard")).Reload()
+    with sqlite3.connect(directory / "trackio" / "spade.db") as found:
+        rows = [json.loads(metrics) for (metrics,) in found.execute("SELECT metrics FROM metrics")]
+    return {name for tags in boards.Runs().values() for name in tags["scalars"]}, set().union(*rows)
+
+
 def counts(messages: Sequence[Message]) -> dict[int, set[int]]:
     """Return the counts that the counter's facts give for each round."""
     found: dict[int, set[int]] = {}
@@ -87,6 +103,7 @@ async def test_interrupt_kill_and_resume(
         request.addfinalizer(child.kill)
         return child
 
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     packages = plugins.install_example(tmp_path / "packages", COUNTER)
     monkeypatch.syspath_prepend(str(packages))
     importlib.import_module("counter")  # so that this process can read its facts
@@ -119,6 +136,8 @@ async def test_interrupt_kill_and_resume(
     assert "Vendi score" in page
     assert "Shares of the time of a round" in page
     assert len(environments(tmp_path)) == facts["environments_accepted"]
+    for figures in tracked(tmp_path):
+        assert figures >= TRACKED
 
     messages = [message for _, message in await facts_of(tmp_path)]
     batches = surviving(messages)
