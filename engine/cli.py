@@ -100,7 +100,9 @@ def run(
         return
     from rich.console import Console
 
-    run_command.run(recipe, settings, Console(), resume=resume, salvage=salvage)
+    from engine.busview.attach import order
+
+    run_command.run(recipe, settings, Console(), order, resume=resume, salvage=salvage)
 
 
 @app.command()

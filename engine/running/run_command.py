@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -23,7 +24,7 @@ from engine.running import capacity
 from engine.running.preflight import check_flags, check_policy, check_start, prepare_model, prepare_restart
 from engine.running.salvage import carry_over, source
 from engine.running.supervisor import Supervisor
-from engine.views import live, overview
+from engine.views import live, overview, watch
 from engine.views.live import LiveView
 from engine.weights import bus_capacity
 
@@ -50,13 +51,20 @@ def check(path: Path, overrides: Sequence[str]) -> None:
 
 
 def run(
-    path: Path, overrides: Sequence[str], console: Console, *, resume: str = "auto", salvage: str = ""
+    path: Path,
+    overrides: Sequence[str],
+    console: Console,
+    order: watch.Order,
+    *,
+    resume: str = "auto",
+    salvage: str = "",
 ) -> None:
     """Run a recipe to its end, or resume it. Raises ConfigError or SpadeError; leaves no child behind.
 
     ``resume`` "auto" goes on where the run's directory says it stopped, "never" refuses a run that has been
     started; a directory is the checkpoint of another run, at which this one begins. ``salvage`` names a
-    damaged run: a new one begins with its newest whole checkpoint, its memory and its archive.
+    damaged run: a new one begins with its newest whole checkpoint, its memory and its archive. ``order``
+    carries out the buttons of the live page (``ui.port``).
     """
     config = recipe.load(path, overrides).config
     directory = RunDirectory.of(config)
@@ -84,10 +92,23 @@ def run(
             prepare = functools.partial(_prepare, config, directory, view, start)
             supervisor = Supervisor(config, directory, view, log, prepare=prepare)
             with view.showing():
-                anyio.run(supervisor.run, backend_options={"use_uvloop": True})
+                supervise = functools.partial(_supervise, supervisor, config, directory, view, order)
+                anyio.run(supervise, backend_options={"use_uvloop": True})
             _say_goodbye(config, directory, console)
         finally:
             telemetry.close()
+
+
+async def _supervise(
+    supervisor: Supervisor, config: Config, directory: RunDirectory, view: LiveView, order: watch.Order
+) -> None:
+    """Run to the end; with ``ui.port``, serve the live page meanwhile."""
+    async with flat_task_group() as tasks:
+        if config.ui.port is not None:
+            token = os.environ.get("SPADE_WATCH_TOKEN", "")
+            await tasks.start(watch.serve, directory, "127.0.0.1", config.ui.port, view.say, order, token)
+        await supervisor.run()
+        tasks.cancel_scope.cancel()
 
 
 def is_complete(directory: RunDirectory, config: Config) -> bool:

@@ -20,6 +20,7 @@ from urllib.parse import quote
 import anyio
 import msgspec
 from aiohttp import web
+from anyio.abc import TaskStatus
 
 from bus import BusError
 from engine.errors import ConfigError, SpadeError
@@ -48,7 +49,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def serve(
-    run: RunDirectory, host: str, port: int, say: Callable[[str], None], order: Order, token: str = ""
+    run: RunDirectory,
+    host: str,
+    port: int,
+    say: Callable[[str], None],
+    order: Order,
+    token: str = "",
+    *,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the page of ``run`` until cancelled; ``port`` 0 takes a free one. ``say`` gets the address.
 
@@ -66,10 +74,11 @@ async def serve(
         except OSError as error:
             raise SpadeError(
                 f"The page cannot listen on {host}:{port}: {error.strerror}.",
-                remedy="Name another port: --port 0 takes a free one.",
+                remedy="Name another port; 0 takes a free one.",
             ) from error
         name, number = runner.addresses[0][:2]
         say(f"http://{f'[{name}]' if ':' in name else name}:{number}/?token={quote(token, safe='')}")
+        task_status.started()
         await anyio.sleep_forever()
     finally:
         await runner.cleanup()

@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,7 @@ SETTINGS = (
     "learner.designer.scope=global",
     'evaluator.suites=[{name="mid", source="seeds:mid", episodes=12}]',
     'run.trackers=["tensorboard", "trackio"]',
+    "ui.port=0",
 )
 TRACKED = {
     *("round/plain", "round/hinted", "round/difficulty", "round/valid", "scores/regret", "held_out/mid"),
@@ -74,6 +77,14 @@ async def until(
                 return facts
             assert child.poll() is None, output(directory)
             await anyio.sleep(0.3)
+
+
+def live_page(directory: Path) -> dict[str, Any]:
+    """Return the status that the live page of the run tells; its address is the newest that was printed."""
+    address = re.findall(r"http://127.0.0.1:\d+/\?token=\S+", output(directory))[-1]
+    with urllib.request.urlopen(address.replace("/?", "/api/status?"), timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
 
 
 def tracked(directory: Path) -> tuple[set[str], set[str]]:
@@ -109,6 +120,7 @@ async def test_interrupt_kill_and_resume(
     importlib.import_module("counter")  # so that this process can read its facts
     first = launched()
     await until(first, tmp_path, lambda facts: facts["step"] >= 1)
+    assert (await to_thread.run_sync(live_page, tmp_path))["step"] >= 1
     os.kill(first.pid, signal.SIGINT)
     assert await ended(first) in (0, 130), output(tmp_path)
     await nothing_left(tmp_path)
