@@ -548,14 +548,14 @@ class EvaluatorConfig(Table, frozen=True, kw_only=True):
 class UiConfig(Table, frozen=True, kw_only=True):
     """The live view in the terminal, the report, and the live page.
 
-    The report is written every ``report_every`` rounds (0: not) and at the end. With a ``port`` (0: any free
-    one) the run serves the page of ``spade watch`` on this host while it goes on.
+    The report is written every ``report_every`` rounds (0: not) and at the end. With a ``port`` the run
+    serves the page of ``spade watch`` on this host while it goes on.
     """
 
     live: Literal["auto", "on", "off"] = "auto"
     report: bool = True
     report_every: int = 10
-    port: Port | None = None
+    port: Port = 0
 
 
 class LaunchConfig(Table, frozen=True, kw_only=True):

@@ -104,7 +104,7 @@ async def _supervise(
 ) -> None:
     """Run to the end; with ``ui.port``, serve the live page meanwhile."""
     async with flat_task_group() as tasks:
-        if config.ui.port is not None:
+        if config.ui.port:
             token = os.environ.get("SPADE_WATCH_TOKEN", "")
             await tasks.start(watch.serve, directory, "127.0.0.1", config.ui.port, view.say, order, token)
         await supervisor.run()

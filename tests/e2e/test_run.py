@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import signal
 import sqlite3
 import subprocess
@@ -34,6 +33,7 @@ from nano_runs import (
 )
 from nano_runs import facts as facts_of
 from scenes import plugins
+from scenes.brokers import free_ports
 
 from bus.messages import EpisodeFinished, Message, PolicyPublished, RoundSummary
 from engine.training.time_shares import PREFIX
@@ -50,7 +50,6 @@ SETTINGS = (
     "learner.designer.scope=global",
     'evaluator.suites=[{name="mid", source="seeds:mid", episodes=12}]',
     'run.trackers=["tensorboard", "trackio"]',
-    "ui.port=0",
 )
 TRACKED = {
     *("round/plain", "round/hinted", "round/difficulty", "round/valid", "scores/regret", "held_out/mid"),
@@ -79,10 +78,9 @@ async def until(
             await anyio.sleep(0.3)
 
 
-def live_page(directory: Path) -> dict[str, Any]:
-    """Return the status that the live page of the run tells; its address is the newest that was printed."""
-    address = re.findall(r"http://127.0.0.1:\d+/\?token=\S+", output(directory))[-1]
-    with urllib.request.urlopen(address.replace("/?", "/api/status?"), timeout=30) as answer:
+def live_page(port: int) -> dict[str, Any]:
+    """Return the status that the live page of the run tells."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/status?token=secret", timeout=30) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 
@@ -110,17 +108,19 @@ async def test_interrupt_kill_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     def launched() -> subprocess.Popen[bytes]:
-        child = start(tmp_path, *SETTINGS, packages=packages)
+        child = start(tmp_path, *SETTINGS, f"ui.port={port}", packages=packages)
         request.addfinalizer(child.kill)
         return child
 
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("SPADE_WATCH_TOKEN", "secret")
+    (port,) = free_ports(1)
     packages = plugins.install_example(tmp_path / "packages", COUNTER)
     monkeypatch.syspath_prepend(str(packages))
     importlib.import_module("counter")  # so that this process can read its facts
     first = launched()
     await until(first, tmp_path, lambda facts: facts["step"] >= 1)
-    assert (await to_thread.run_sync(live_page, tmp_path))["step"] >= 1
+    assert (await to_thread.run_sync(live_page, port))["step"] >= 1
     os.kill(first.pid, signal.SIGINT)
     assert await ended(first) in (0, 130), output(tmp_path)
     await nothing_left(tmp_path)
