@@ -1,7 +1,8 @@
 """Not a test: what each rank of a learner does in the tests of several. Results go into a file of rank 0.
 
 ``python rank_work.py JOB.json``, alone or under torchrun. Numbers of the tests are made here, so that one and
-two processes get the same batches.
+two processes get the same batches. A job may name several ``models``, folders below its policy, for one after
+the other.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 from learner_fakes import VOCABULARY, random_samples
 from msgspec.structs import replace
 from torch.distributed.fsdp import FSDPModule
@@ -102,18 +104,25 @@ class Held:
         DTensor.full_tensor = self._real  # type: ignore[method-assign]
 
 
-def main(job: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-    ranks = Ranks.launched()
-    if job.get("sharded"):
-        shard_on_cpu()
+class Together(Ranks):
+    """Ranks that meet once, for all models of a job."""
+
+    def join(self) -> None:
+        if not dist.is_initialized():
+            super().join()
+
+    def leave(self) -> None:
+        pass
+
+
+def main(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     if not ranks.leads:
         if job.get("dies") == "follower":
             RankCommands.__next__ = lambda _: os._exit(7)  # type: ignore[method-assign]
         from engine.training.trainer import build
 
         follow(ranks, build)
-        return
+        return {}
     learner = msgspec.convert(job["learner"], LearnerConfig)
     home = Path(job["home"])
     if not ranks.alone:
@@ -143,7 +152,7 @@ def main(job: dict[str, Any]) -> None:
         found = {"weights": weights, "canary": canary, "sharded": trainer.sharded, "how": how}
         return found | {"units": units, "dtypes": kept}
 
-    def publish() -> dict[str, Any]:
+    def publish(name: str) -> dict[str, Any]:
         part, real = [], tensor_file.write
 
         def noted(path: Path, found: Any) -> None:
@@ -152,10 +161,10 @@ def main(job: dict[str, Any]) -> None:
 
         tensor_file.write = noted
         with Held() as held:
-            written = trainer.write_weights(home / "published", torch.bfloat16)
+            written = trainer.write_weights(home / name, torch.bfloat16)
         written.result()
         tensor_file.write = real
-        return {"digest": file_digest(home / "published"), "peak": held.peak, "kept": part[0]}
+        return {"digest": file_digest(home / name), "peak": held.peak, "kept": part[0]}
 
     if job.get("dies") == "writing":  # its second checkpoint, with the weights written and the moments not
         real = tensor_file.write
@@ -168,7 +177,7 @@ def main(job: dict[str, Any]) -> None:
 
         tensor_file.write = killed
     if job.get("publishes"):
-        errand(publish)
+        errand(partial(publish, "published"))
     if "resume" in job:
         errand(lambda: trainer.load(job["resume"], 1))
     errand(look)
@@ -180,16 +189,26 @@ def main(job: dict[str, Any]) -> None:
             state = LearnerState(version=Version(0, number))
             errand(partial(checkpoint.begin, home / "kept", state, trainer.write_checkpoint, keep=9))
             completing.append(start(partial(complete, errands[-1]), "checkpoint"))
+    if job.get("publishes") == "twice":
+        errand(partial(publish, "again"))
     if job.get("dies") == "leader":
         errand(lambda: os._exit(7))
     feed.submit(None)
     trainer.run()
-    ranks.leave()
     for one in completing:
         one.result()
     looks = [one for one in (each.result.result() for each in errands) if isinstance(one, dict)]
-    torch.save({"looks": looks, "metrics": [step.result.result() for step in steps]}, job["out"])
+    return {"looks": looks, "metrics": [step.result.result() for step in steps]}
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))
+    torch.set_num_threads(1)
+    job, ranks, found = json.loads(Path(sys.argv[1]).read_text()), Together.launched(), {}
+    if job.get("sharded"):
+        shard_on_cpu()
+    for name in job.get("models", [""]):
+        each = {key: str(Path(job[key], name)) for key in ("policy", "home")}
+        found[name] = main({**job, **each}, ranks)
+    Ranks.leave(ranks)
+    if ranks.leads:
+        torch.save(found if "models" in job else found[""], job["out"])

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from scenes.network import network
-from scenes.tiny_models import write_model
+from scenes.tiny_models import ARCHITECTURES, write_model
 
 from engine import placement
 from engine.config import Config, LaunchConfig, ModelConfig, RunConfig
@@ -248,6 +249,29 @@ def test_sharded_ranks_publish_the_file_of_one_and_replay_the_same_experts(tmp_p
     part = two["kept"]
     assert 0 < part <= (sum(sizes.values()) + max(sizes.values())) / 2
     assert part <= two["peak"] <= part + max(sizes.values()) < sum(sizes.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_sharded_ranks_publish_each_architecture_under_the_names_of_its_files(tmp_path: Path):
+    """In bf16, before and after a step: the file of save_pretrained, then the weights in memory, rounded."""
+    files = {name: write_model(tmp_path / name, name) / "model.safetensors" for name in ARCHITECTURES}
+    job = {
+        "learner": {**LEARNER, "precision": "bf16"}, "policy": str(tmp_path), "models": list(files),
+        "home": str(tmp_path / "homes"), "publishes": "twice", "batches": BATCHES[:1], "sharded": True,
+    }  # fmt: skip
+    found = run(job, tmp_path / "two", 2)
+    for name, file in files.items():
+        assert found[name]["looks"][1]["how"] == "FSDP"
+        trained = found[name]["looks"][2]["weights"]
+        for published, expected in (("published", load_file(file)), ("again", trained)):
+            written = load_file(tmp_path / "homes" / name / published)
+            assert written.keys() == expected.keys(), name
+            for key, tensor in expected.items():
+                assert torch.equal(written[key], tensor.bfloat16()), (name, published, key)
+        assert not any(
+            torch.equal(one, trained[key]) for key, one in load_file(file).items() if "_proj" in key
+        )
 
 
 @pytest.mark.long

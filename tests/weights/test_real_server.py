@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from engine.config import (
     SamplingConfig,
     ServerConfig,
 )
+from engine.inference.launch import environment
 from engine.inference.process import serve
 from engine.inference.segments import SegmentBuilder
 from engine.inference.vllm import VllmClient, open_session
@@ -77,6 +82,27 @@ async def test_a_mixture_of_experts_takes_two_updates(architecture: str, tmp_pat
             assert [span.version for span in completion.spans] == [policy.version]
         plays = [await _play(client, turns) for turns in (1, 2, 2)]
     _replay(model, plays)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_other_architectures_take_two_updates(tmp_path: Path) -> None:
+    """In vLLM's engines alone: the way over HTTP is the same for all, and vLLM is imported once for four."""
+    config = Config(run=RunConfig(name="e2e"), model=ModelConfig(path="x"))
+    here, names = Path(__file__).parent, ["qwen3", "gemma3_text", "glm4_moe", "deepseek_v3"]
+    paths = os.pathsep.join([str(here.parent), str(here.parent.parent)])
+    done = subprocess.run(
+        [sys.executable, str(here / "engine_work.py"), str(tmp_path), *names],
+        env={**environment(config), "PYTHONPATH": paths},
+        capture_output=True, text=True, timeout=880, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert list(found) == names
+    for name, versions in found.items():
+        assert len(versions) == 2
+        for one in versions:
+            assert one["error"] < 2e-4 < 0.01 < one["moved"], (name, versions)
 
 
 async def _play(client: VllmClient, turns: int) -> CreditedSample:
