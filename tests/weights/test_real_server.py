@@ -87,7 +87,10 @@ async def test_a_mixture_of_experts_takes_two_updates(architecture: str, tmp_pat
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_other_architectures_take_two_updates(tmp_path: Path) -> None:
-    """In vLLM's engines alone: the way over HTTP is the same for all, and vLLM is imported once for four."""
+    """In vLLM's engines alone: the way over HTTP is the same for all, and vLLM is imported once for four.
+
+    A server's canary would also refuse DeepSeek-V3 on CPUs (``OTHER_NUMBERS`` in engine_work.py).
+    """
     config = Config(run=RunConfig(name="e2e"), model=ModelConfig(path="x"))
     here, names = Path(__file__).parent, ["qwen3", "gemma3_text", "glm4_moe", "deepseek_v3"]
     paths = os.pathsep.join([str(here.parent), str(here.parent.parent)])
