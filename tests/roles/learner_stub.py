@@ -60,8 +60,8 @@ class StubLearner(LearnerRole):
         self._trainer: Any = StubTrainer(feed, self.noise)
         return self._trainer
 
-    def _vocabulary(self) -> tuple[tuple[int, ...], int]:
-        return (1, 2, 3), 64
+    def _sizes(self) -> tuple[tuple[int, ...], int, None]:
+        return (1, 2, 3), 64, None
 
     def _batch(self, *_: Any) -> Batch:
         return Batch((), rows=1, tokens=1, padded=1, trained=1)
