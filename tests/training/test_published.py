@@ -183,8 +183,8 @@ def test_the_check_runs_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "grp.py").write_text("raise SystemExit('a file of the user')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="no linear layers") as caught:
-        check(model, LoraConfig(rank=2))
+        check(model, LearnerConfig(lora=LoraConfig(rank=2)))
     assert caught.value.remedy
     (model / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match="The model cannot be used"):
-        check(model, LoraConfig())
+        check(model, LearnerConfig())
