@@ -26,7 +26,7 @@ def test_the_contracts_cover_every_floor() -> None:
 
 
 def test_each_room_keeps_its_budget() -> None:
-    budgets = {"bus": 4_495, "sandbox": 6_250, "engine": 29_535, "roles": 9_640}
+    budgets = {"bus": 4_495, "sandbox": 6_250, "engine": 29_550, "roles": 9_640}
     lines = {
         package: sum(len(path.read_text().splitlines()) for path in (ROOT / package).rglob("*.py"))
         for package in PACKAGES

@@ -18,6 +18,7 @@ from engine.training import lora as adapters
 from engine.training.checkpoint import Checkpoint, newest, places, read
 from engine.training.parameters import kept, put
 from engine.training.retention import read_best
+from engine.weights.store import as_published
 
 Kind = Literal["float32", "bfloat16", "float16"]
 SHARD = "4GB"
@@ -85,7 +86,9 @@ def export(
     if target.exists() and any(target.iterdir()):
         raise ConfigError("The folder is not empty", where=str(target), remedy="Name another one.")
     transformers_logging.disable_progress_bar()
-    model = _model(checkpoint, base, lora).to(getattr(torch, dtype))
+    model = _model(checkpoint, base, lora)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        tensor.data = as_published(name, tensor.data, getattr(torch, dtype))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))

@@ -18,7 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from engine.errors import SpadeError
 from engine.training.ranks import Ranks
-from engine.weights.store import as_type
+from engine.weights.store import as_published, published_type
 
 Named = tuple[str, torch.Tensor]
 _PEFT = "base_model.model."
@@ -83,10 +83,10 @@ def copied(
         writer = loads.index(min(loads))
         mine, copies = writer == ranks.rank, {}
         for name, tensor in layer:
-            copy = as_type(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), dtype)
+            copy = torch.empty(tensor.shape, dtype=published_type(name, tensor.dtype, dtype), device="meta")
             loads[writer] += copy.nbytes
             if mine or isinstance(tensor, DTensor):
-                found = whole(as_type(tensor, dtype), keep=mine)
+                found = whole(as_published(name, tensor, dtype), keep=mine)
                 copy = found.to("cpu", copy=_same_memory(found, local(tensor))) if mine else copy
             copies[name] = copy
         layers.append(copies)

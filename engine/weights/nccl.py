@@ -28,7 +28,7 @@ from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Version
 from engine.weights.publisher import Policy, Publisher
-from engine.weights.store import Release
+from engine.weights.store import Release, as_published, published_type
 
 if TYPE_CHECKING:
     import torch
@@ -234,7 +234,7 @@ def fingerprint(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) 
 
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
-        sent = tensor.detach().to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        sent = as_published(name, tensor.detach(), dtype)
         total = sent.contiguous().view(-1).view(torch.uint8).sum(dtype=torch.int64)
         digest.update(f"{name}={int(total)};".encode())
     return digest.hexdigest()
@@ -307,16 +307,16 @@ def source(weights: Callable[[], Mapping[str, torch.Tensor]], dtype: torch.dtype
     """Return vLLM's ``WeightSource`` over what ``weights`` returns at the time of each pass."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
-    def kind(tensor: torch.Tensor) -> torch.dtype:
-        return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-
     class Source(WeightSource):  # type: ignore[misc]  # vLLM is imported without types
         def metadata(self) -> list[Any]:
-            return [ParamMeta(name, kind(one), tuple(one.shape)) for name, one in weights().items()]
+            return [
+                ParamMeta(name, published_type(name, one.dtype, dtype), tuple(one.shape))
+                for name, one in weights().items()
+            ]
 
         def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
             for name, one in weights().items():
-                yield name, one.detach().to(kind(one)).contiguous()
+                yield name, as_published(name, one.detach(), dtype).contiguous()
 
     return Source()
 

@@ -265,9 +265,20 @@ def file_digest(path: Path) -> str:
         return hashlib.sha256(b"".join(pool.map(piece, starts))).hexdigest()
 
 
-def as_type(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return a floating-point tensor as ``dtype``, others (and all for None) unchanged."""
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+def published_type(name: str, own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    """Return the type in which a tensor is published: floating-point ones become ``wanted``, unless None.
+
+    The bias that corrects a router's choice (GLM-4 MoE, DeepSeek-V3) stays in float32, as in transformers'
+    files: rounded, it would choose other experts.
+    """
+    if wanted is None or not own.is_floating_point or name.endswith("e_score_correction_bias"):
+        return own
+    return wanted
+
+
+def as_published(name: str, tensor: torch.Tensor, wanted: torch.dtype | None) -> torch.Tensor:
+    """Return ``tensor`` in its :func:`published_type`."""
+    return tensor.to(published_type(name, tensor.dtype, wanted))
 
 
 def _distinct(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
@@ -278,7 +289,7 @@ def _distinct(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) ->
         if tensor.numel() and identity in seen:
             continue
         seen.add(identity)
-        result[name] = as_type(tensor.detach(), dtype)
+        result[name] = as_published(name, tensor.detach(), dtype)
     return result
 
 

@@ -268,7 +268,10 @@ def test_sharded_ranks_publish_each_architecture_under_the_names_of_its_files(tm
             written = load_file(tmp_path / "homes" / name / published)
             assert written.keys() == expected.keys(), name
             for key, tensor in expected.items():
-                assert torch.equal(written[key], tensor.bfloat16()), (name, published, key)
+                kept = key.endswith("e_score_correction_bias")  # float32 in transformers' files of all types
+                sent = tensor if kept else tensor.bfloat16()
+                assert written[key].dtype == sent.dtype, (name, published, key)
+                assert torch.equal(written[key], sent), (name, published, key)
         assert not any(
             torch.equal(one, trained[key]) for key, one in load_file(file).items() if "_proj" in key
         )
