@@ -48,7 +48,7 @@ test-run: setup
 	$(BIN)/python -m pytest $(MAIN_JOB) $(PYTEST_ARGS)
 
 test-e2e: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "e2e and not long" $(filter-out $(MAIN_JOB),$(call marked,e2e)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "e2e and not long and not chaos and not fuzz" $(filter-out $(MAIN_JOB),$(call marked,e2e)) $(PYTEST_ARGS)
 
 test-chaos: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos $(call marked,chaos) $(PYTEST_ARGS)
@@ -86,9 +86,7 @@ test-exhaustive: setup
 
 test: ahead lint test-fast test-slow test-run
 
-# Two at a time: a run or a server waits for most of its start.
-test-long: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "(e2e or chaos or fuzz) and not long" $(filter-out $(MAIN_JOB),$(call marked,e2e|chaos|fuzz)) $(PYTEST_ARGS)
+test-long: test-e2e test-chaos test-fuzz
 
 # The stack of a GPU machine, with the CPU lock's versions where vLLM's GPU build does not pin another. Needs uv.
 gpu-lock:

@@ -73,6 +73,7 @@ class TextPool:
         key: str,
         stop_token_ids: Sequence[int],
         deadline: float | None = None,
+        experts_from: int | None = None,
     ) -> Completion:
         """Continue the conversation that ``prompt`` stands for. Raises what the player raises."""
         system, messages = None, list[str]()

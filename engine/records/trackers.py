@@ -36,6 +36,11 @@ _SCORES = """SELECT AVG(win) AS win, AVG(regret) AS regret, AVG(json_extract(fie
 AVG(json_extract(fields, '$.noise_floor')) AS noise FROM scores WHERE round = ?"""
 _UPDATES = """SELECT MAX(seconds) AS update_seconds, MAX(canary_error) AS canary_error FROM updates
 WHERE version = ?"""
+# Those that ended while the round was open; the last round has all that came after the one before.
+_EVALUATIONS = """SELECT suite, win, stderr, step FROM evaluations
+WHERE sequence > COALESCE((SELECT MAX(sequence) FROM rounds WHERE round < ?1), -1)
+AND (sequence < (SELECT sequence FROM rounds WHERE round = ?1) OR ?1 = (SELECT MAX(round) FROM rounds))
+ORDER BY sequence"""
 
 Figures = Mapping[str, float]
 Samples = Sequence[Mapping[str, Any]]
@@ -155,22 +160,15 @@ def figures(connection: sqlite3.Connection, number: int) -> dict[str, float]:
     rejected = "SELECT rung, COUNT(*) AS n FROM rejections WHERE cohort = ? GROUP BY rung"
     groups["rejected"] = {row["rung"]: row["n"] for row in history.rows(connection, rejected, number)}
     if "learner" in groups:
-        groups |= _of_step(connection, groups["learner"]["step"], groups["learner"]["version"])
+        groups["weights"] = history.rows(connection, _UPDATES, groups["learner"]["version"])[0]
+    suites = history.rows(connection, _EVALUATIONS, number)
+    for name, column in (("held_out", "win"), ("held_out_stderr", "stderr"), ("held_out_step", "step")):
+        groups[name] = {row["suite"]: row[column] for row in suites}
     return {
         f"{group}/{name}": float(value)
         for group, values in groups.items()
         for name, value in values.items()
         if isinstance(value, int | float)
-    }
-
-
-def _of_step(connection: sqlite3.Connection, step: int, version: int) -> dict[str, dict[str, Any]]:
-    """Return what became known of the weights of ``step``: held-out win rates, and seconds of updates."""
-    suites = history.rows(connection, "SELECT suite, win, stderr FROM evaluations WHERE step = ?", step)
-    return {
-        "held_out": {row["suite"]: row["win"] for row in suites},
-        "held_out_stderr": {row["suite"]: row["stderr"] for row in suites},
-        "weights": history.rows(connection, _UPDATES, version)[0],
     }
 
 

@@ -41,6 +41,7 @@ STORY = {
     "learner/grad_norm": 0.7,
     "learner/max_staleness": 1.0,
     "held_out/mid": 0.51,
+    "held_out_step/mid": 1.0,
     "plays/tokens": 6.0,
     "plays/tokens_per_second": 6.0,
     "rejected/parse": 1.0,
@@ -57,9 +58,10 @@ def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     """Two rounds, of which the first has all figures."""
     trained = batch(0, 1)
     trained = msgspec.structs.replace(trained, metrics=trained.metrics | {"entropy": 1.5, "grad_norm": 0.7})
-    first = [policy(0), ready("d1"), rejected("d2"), finished("e1"), finished("e2"), scored("d1"), summary(0)]
+    first = [policy(0), ready("d1"), rejected("d2"), finished("e1"), finished("e2"), scored("d1")]
+    first += [evaluation(1), summary(0)]
     connection = history.create(tmp_path / "run.db")
-    history.apply(connection, events([*first, trained, policy(1), evaluation(1), summary(1)]))
+    history.apply(connection, events([*first, trained, policy(1), evaluation(2), summary(1), evaluation(3)]))
     yield connection
     connection.close()
 
@@ -82,6 +84,7 @@ def test_tensorboard_has_the_figures_and_the_environments(
         (point,) = [point for point in reader.Scalars(name) if point.step == 0]
         assert point.value == pytest.approx(value), name
     assert [point.step for point in reader.Scalars("round/plain")] == [0, 1]
+    assert reader.Scalars("held_out/mid")[-1].value == pytest.approx(0.53), "which came after the last round"
     (text,) = reader.Tensors("environment/0")
     assert b"class CountEnv" in text.tensor_proto.string_val[0]
 
