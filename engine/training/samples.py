@@ -51,7 +51,7 @@ def arrays(segment: Segment) -> Arrays:
 
 
 class Routes(NamedTuple):
-    """What servers tell of the routing of a token: ``top_k`` of ``experts`` in each of ``layers``."""
+    """The routing of a token as servers tell it: ``top_k`` of ``experts`` in each of ``layers``."""
 
     layers: int
     top_k: int

@@ -347,7 +347,7 @@ def test_the_delay_that_is_asked_for(header: str | None, seconds: float) -> None
 
 
 async def test_a_busy_endpoint_is_left_alone_by_every_request() -> None:
-    """What one request is told holds for those beside it."""
+    """A refusal of one request holds for those beside it."""
     busy = Raw(b"slow down", 429, {"Retry-After": "0.2"})
     async with fake_endpoint(play(busy, Say("now"))) as fake, open_endpoint(settings(fake)) as endpoint:
         first = anyio.Event()

@@ -1,4 +1,4 @@
-"""Who gets requests when: versions, restarts, breakers, labels that nobody has proved yet."""
+"""Servers that may get requests: versions, restarts, breakers, labels that nobody has proved yet."""
 
 from __future__ import annotations
 

@@ -346,12 +346,12 @@ def assert_trained_is_sampled(played: Played, asked: Asked) -> None:
 
 
 def whole(text: str) -> str:
-    """What can be said of ``text`` in UTF-8."""
+    """Return the part of ``text`` that UTF-8 can express."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def contents(observations: Sequence[str]) -> list[str]:
-    """What the model is told: the first observation inside its prompt, then each as it is."""
+    """Return the messages to the model: the first observation inside its prompt, then each as it is."""
     first = prompts.render("play_full", observation=observations[0], hint=None)
     assert first.startswith(HEADER)
     return [whole(text) for text in (first, *observations[1:])]

@@ -1,4 +1,4 @@
-"""Which checkpoints the learner keeps, told by what the evaluator says on the bus."""
+"""Checkpoints that the learner keeps because of evaluations on the bus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the learner makes of a closed round: the batch heeds the recipe and the counts of the round."""
+"""The batch of a closed round: it heeds the recipe and the counts of the round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one server makes of refusals: a newer policy first, then who is at fault, then the end of the run."""
+"""Refusals as one server takes them: a newer policy first, then who is at fault, then the end of the run."""
 
 from __future__ import annotations
 

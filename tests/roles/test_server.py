@@ -272,7 +272,7 @@ async def test_a_server_without_progress_is_replaced(
 
 
 def handshakes(fake: FakeVllm) -> int:
-    """How often the whole vocabulary was asked for, which nothing else does."""
+    """Return how often the whole vocabulary was asked for, which nothing else does."""
     return sum(body.get("sampling_params", {}).get("prompt_logprobs") == -1 for body in fake.bodies)
 
 

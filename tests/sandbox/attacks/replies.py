@@ -1,4 +1,4 @@
-"""What a program may send: floods, forged frames, hostile values (cases 19 to 22)."""
+"""Replies of hostile programs: floods, forged frames, hostile values (cases 19 to 22)."""
 
 from __future__ import annotations
 
