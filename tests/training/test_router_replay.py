@@ -106,7 +106,7 @@ def with_routers(source: Path, target: Path, scale: float, noise: float) -> Path
 
 
 def differences(model: Any, samples: list[CreditedSample]) -> tuple[float, float]:
-    """How ``model`` by itself differs: the deviation of its ratios, and the share of other choices."""
+    """Return the mismatch of ``model``: the deviation of its ratios, and the share of other choices."""
     ratios, differ, compared = list[float](), 0, 0
     for one in samples:
         (part,), routes = one.segments, routes_of(model)
@@ -223,7 +223,7 @@ def test_experts_travel_with_the_tokens_that_they_belong_to() -> None:
     routes, chooser = Routes(layers=3, top_k=2, experts=300), np.random.default_rng(1)
 
     def completion(builder: SegmentBuilder, count: int) -> Completion:
-        """What a server returns: of all tokens but those that are known and the last one."""
+        """Return what a server does: the experts of all tokens but those that are known and the last one."""
         rows = chooser.integers(0, 300, size=(len(builder) + count - 1 - builder.routed, 3, 2))
         spans, tokens = (Span(1, 0, count),), list(range(count))
         return Completion(tokens, [-1.0] * count, spans, "stop", experts=rows.astype(np.uint16))
