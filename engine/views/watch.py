@@ -74,7 +74,7 @@ async def serve(
         except OSError as error:
             raise SpadeError(
                 f"The page cannot listen on {host}:{port}: {error.strerror}.",
-                remedy="Name another port; 0 takes a free one.",
+                remedy="Name another one: ui.port of a run; --port of `spade watch`, where 0 is a free one.",
             ) from error
         name, number = runner.addresses[0][:2]
         say(f"http://{f'[{name}]' if ':' in name else name}:{number}/?token={quote(token, safe='')}")

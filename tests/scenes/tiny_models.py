@@ -52,3 +52,15 @@ def write_model(directory: Path, architecture: str, *, vocabulary: int = 64, **s
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **shape, **tokens))
     model.save_pretrained(directory)
     return directory
+
+
+def move_weights(model: Any, step: int) -> None:
+    """Change a twentieth of each parameter, and at least one of its values, by 0.3: drawn by ``step``."""
+    import torch
+
+    generator = torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            chosen = torch.rand(parameter.shape, generator=generator) < 0.05
+            chosen.view(-1)[0] = True
+            parameter[chosen] += 0.3 if step % 2 else -0.3

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scenes.tiny_models import write_model
+from scenes.tiny_models import move_weights, write_model
 from tiny_llama import logprobs
 from transformers import AutoModelForCausalLM
 from vllm import LLM, SamplingParams
@@ -80,12 +80,7 @@ def measured(directory: Path, architecture: str) -> list[dict[str, float]]:
     engine.collective_rpc("init_weight_transfer_engine", args=({},))
     expected, served = [logprobs(model, TOKENS)], []
     for step in (1, 2):
-        generator = torch.Generator().manual_seed(step)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                chosen = torch.rand(parameter.shape, generator=generator) < 0.05
-                chosen.view(-1)[0] = True
-                parameter[chosen] += 0.3 if step % 2 else -0.3
+        move_weights(model, step)
         release = store.publish(
             directory / f"{architecture}-weights", Version(0, step), dict(published(model))
         )

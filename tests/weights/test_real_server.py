@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from learner_fakes import sample
 from scenes import vllm_experts
-from scenes.tiny_models import write_model
+from scenes.tiny_models import move_weights, write_model
 
 from engine.config import (
     Config,
@@ -64,12 +64,7 @@ async def test_a_mixture_of_experts_takes_two_updates(architecture: str, tmp_pat
     ):
         client = VllmClient(process.url, session)
         for step in (1, 2):
-            generator = torch.Generator().manual_seed(step)
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    chosen = torch.rand(parameter.shape, generator=generator) < 0.05
-                    chosen.view(-1)[0] = True
-                    parameter[chosen] += 0.3 if step % 2 else -0.3
+            move_weights(model, step)
             for _, router in routers(model):  # near a tie, where roundings would decide
                 router.weight.data *= 0.02
             release = store.publish(tmp_path / "weights", Version(0, step), dict(published(model)))
